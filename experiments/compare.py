@@ -1,24 +1,22 @@
-"""Compare runs that differ in one thing, from the same start, on the same questions: a recipe says which.
+"""Compare runs that differ in one thing, from the same start, on the same questions, as a recipe describes.
 
-    python -m experiments.compare                              # recipe "algorithms": every one, 5 seeds: hours on a laptop
+    python -m experiments.compare                              # recipe "algorithms": all, 5 seeds: hours on a laptop
     python -m experiments.compare --recipe masks               # PPO and GRPO with and without their masks
-    python -m experiments.compare --recipe rewards             # where right answers are rare: rewards, GiGPO, rejection sampling
-    python -m experiments.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
+    python -m experiments.compare --recipe rewards             # rare right answers: rewards, GiGPO, rejection sampling
+    python -m experiments.compare --recipe echo-trap           # StarPO against StarPO-S, with many steps on each batch
     python -m experiments.compare --recipe rollout-shaping     # diverse starts, actions a turn, fresh rollouts, on a game
     python -m experiments.compare --recipe real --model FILE.gguf --jobs 2  # a pretrained model learns real questions
     python -m experiments.compare --recipe agent-r1            # the paper's experiment, on a node with GPUs
     python -m experiments.compare --recipe mine.toml --seeds 0 --runs base grpo ppo --updates 20  # a part of it
-    python -m experiments.compare --recipe mine.toml --report  # the table of what is there already
+    python -m experiments.compare --recipe mine.toml --report  # the table of existing runs
 
-For each seed, one start: the tiny policy's cold start, a pretrained model, or that model after supervised fine-tuning. From
-it, every run of the recipe trains. The baselines are agents without a policy, Naive RAG, the model before and after
-fine-tuning (Base Tool Call, SFT), and others at equal compute: as many seconds as a run spent on rollouts and updates go into
-more imitation, more fine-tuning, or rejection sampling. All are evaluated, with greedy decoding, on the held-out questions of
-each column of the table.
+Each seed has one start: the tiny policy's cold start, a pretrained model, or that model after SFT. All runs of the recipe train
+from it. The baselines are agents without a policy, Naive RAG, the model before and after SFT (Base Tool Call, SFT), and more SFT
+or rejection sampling at equal compute. All are evaluated by greedy decoding on the held-out questions of each column.
 
-Writes table.md, scores.png, curves.png, report.html and results.json, of all that is there, with a list of what
-is missing. What its folder already holds is not run again: an interrupted run or evaluation is resumed.
-``experiments/recipes`` has the shipped recipes; ``experiments/recipe_file.py`` says how to write one.
+Writes table.md, scores.png, curves.png, report.html and results.json of all results that exist, and lists the missing ones.
+Existing results are kept, and interrupted runs and evaluations resume. ``experiments/recipes`` has the shipped recipes;
+``experiments/recipe_file.py`` describes how to write one.
 """
 
 import sys
@@ -43,31 +41,29 @@ class Args(Checks):
     """A shipped recipe (algorithms, masks, rewards, reward-hacking, echo-trap, one-step-off-policy, rollout-shaping, real,
     agent-r1) or a TOML file."""
     runs: tuple[str, ...] = ()
-    """Which of its runs and baselines, by name; by default all. The table shows the others too, where they are there."""
+    """Names of runs and baselines to make. Default: all. The table also shows others that exist."""
     seeds: tuple[int, ...] = ()
-    """One start, and one run of each kind, for each; by default the recipe's."""
+    """Seeds, each with one start and one run of each kind. Default: the recipe's."""
     model: str | None = None
-    """What to start from: a folder, a GGUF file or a hub id; short for "model" among --arguments."""
+    """Model to start from: a folder, GGUF file or hub id; short for "model" in --arguments."""
     updates: int | None = None
-    """Policy updates of each run; by default the recipe's."""
+    """Policy updates of each run. Default: the recipe's."""
     seconds: int | None = None
-    """Rollouts and updates of each run, and the training of each compute-matched baseline, end after so many; by default the
-    recipe's."""
+    """Limit on the training time of each run and compute-matched baseline, in seconds. Default: the recipe's."""
     questions: int | None = None
-    """Held-out questions of each column of the table; by default the recipe's."""
+    """Held-out questions of each column of the table. Default: the recipe's."""
     arguments: str = "{}"
-    """Arguments of the runs as JSON, over those of the recipe: '{"lr": 2e-4, "model": "my/folder"}'."""
+    """Arguments of the runs as JSON, over the recipe's: '{"lr": 2e-4, "model": "my/folder"}'."""
     env_kwargs: str = "{}"
-    """Arguments of the environments as JSON, over those of the recipe: '{"data": "my/folder"}'."""
+    """Arguments of the environments as JSON, over the recipe's: '{"data": "my/folder"}'."""
     start: Path | None = None
-    """What the fine-tuning of one seed left elsewhere, a checkpoint or an exported adapter: used instead of fine-tuning again,
-    also by later calls with the same --out."""
+    """Checkpoint or exported adapter that replaces the SFT of one seed, also in later calls with the same --out."""
     report: bool = False
-    """Run nothing: write the table, pictures and results of what the folder holds already."""
+    """Only write the table, pictures and results of existing runs."""
     jobs: int = 1
-    """Agents at once, each in a process of its own with its share of the cores; their output is in <out>/jobs."""
+    """Agents at once, each in a process with its share of the cores; their output is in <out>/jobs."""
     out: Path | None = None
-    """Folder of the runs and the results; by default runs/<recipe>."""
+    """Folder of the runs and the results. Default: runs/<recipe>."""
 
     def check_inputs(self) -> None:
         read_toml(self.recipe)
@@ -101,10 +97,10 @@ BY_AGENT = ("rows", "seeds", "training", "curves")  # of the results, by title a
 
 
 def main(args: Args) -> dict:
-    """Run the comparison; returns what results.json holds.
+    """Run the comparison; return the contents of results.json.
 
     Raises:
-        UserError: the recipe is not one, or cannot run with these arguments.
+        UserError: the recipe is invalid, or cannot run with these arguments.
         FileNotFoundError: data is missing, and the message says how to get it; or there is nothing to report.
         TrainingStopped: a run stopped by itself, after all others; the tables are written before.
         SystemExit: SIGTERM or SIGINT came. What was trained and evaluated until then is kept.
@@ -114,7 +110,7 @@ def main(args: Args) -> dict:
 
 
 def read_recipe(args: Args) -> Recipe:
-    """The recipe that the command line names, with what it changes.
+    """Read the recipe that the command line names, with the changes from the other arguments.
 
     Raises:
         ValueError: as `recipe_file.read`; or it has no such run, or none with these seeds.
@@ -136,10 +132,10 @@ def read_recipe(args: Args) -> Recipe:
 
 
 def collect(maker: Comparison, reader: Comparison, args: Args, left_out: dict[str, str]) -> tuple[dict, list[str]]:
-    """Make what is asked for, and read the rest.
+    """Run what was requested, and read the rest.
 
     Returns:
-        The results; what is not there is named under ``missing``. And what stopped by itself, and why.
+        The results, with the missing ones named under ``missing``; and which runs stopped by themselves, and why.
     """
     recipe, stopped = maker.recipe, []
     results: dict[str, Any] = {"recipe": asdict(recipe), "missing": [], **{key: {} for key in BY_AGENT}}

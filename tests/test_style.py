@@ -1,10 +1,12 @@
-"""How the pages are written: word budgets, short sentences, the glossary's terms, leading zeros, described pictures.
+"""How pages and options are written: word budgets, short sentences, the glossary's terms, leading zeros, described pictures.
 
 A page is checked once it has a line in `BUDGETS`. `docs/glossary.md` lists the words that no page uses.
 """
 
+import ast
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,7 @@ def faults_of(text: str) -> list[str]:
     return faults + [f"no leading zero: {number}" for number in bare_decimals_in(text)]
 
 
-def read(page: str) -> str:
+def read(page: str | Path) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
@@ -105,6 +107,28 @@ def test_all_pages_together_are_short_enough():
     results = {page: words for page, words in BUDGETS.items() if page.startswith("docs/results/")}
     assert all(words <= RESULT for words in results.values())
     assert sum(BUDGETS.values()) - sum(results.values()) <= ALL
+
+
+COMMANDS = [*sorted((ROOT / "trainers").glob("*.py")), ROOT / "experiments" / "compare.py"]
+
+
+def options_of(source: str) -> dict[str, str]:
+    """The help of each option: the docstring under each field of a class named Args or …Args, "" without one."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Args"):
+            for field, under in pairwise([*node.body, None]):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    is_text = isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
+                    found[f"{node.name}.{field.target.id}"] = str(under.value.value) if is_text else ""
+    return found
+
+
+def test_the_help_of_an_option_is_short_and_in_the_style():
+    options = {name: help for file in COMMANDS for name, help in options_of(read(file)).items()}
+    assert len(options) > 100
+    for name, help in options.items():
+        assert 0 < len(help.split()) <= LONGEST and not faults_of(help), name
 
 
 def test_every_picture_is_described_and_exists_and_none_is_unused():

@@ -1,7 +1,6 @@
-"""The arguments that every algorithm takes; those of one algorithm are in its own file.
+"""The arguments of every algorithm; an algorithm's own arguments are in its file.
 
-The docstring under an argument is its help; `option` holds its metadata. Nothing here imports torch, so that ``--help`` and
-mistakes answer at once.
+The docstring under an argument is its help; `option` holds its metadata. Nothing here imports torch, for ``--help`` to be quick.
 """
 
 import json
@@ -42,7 +41,7 @@ def mutable_on_resume(args: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Demonstrator:
-    """How well the demonstrator of the cold start acts, and where; see `ModelArgs.cold_start_skill` and its neighbours."""
+    """The agent that the cold start imitates: its skill and its environment; see `ModelArgs.cold_start_skill`."""
 
     continue_probability: float = 0.25
     skill: float = 0.75
@@ -57,12 +56,12 @@ class EnvironmentArgs:
     """The environment."""
 
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id: one of this suite ("MiniWiki" for "AgentR1/MiniWiki-v0"), or any whose actions and
-    observations are text. "my_module:Mine/Task-v0" imports my_module first."""
+    """Registered id of an environment that speaks text; "MiniWiki" is short for "AgentR1/MiniWiki-v0".
+    "my_module:Mine/Task-v0" imports my_module first."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     tool_outage_minutes: float = option(10.0, config_only=True, mutable_on_resume=True)
-    """If tools fail in more than half of the episodes, retry for this many minutes; then the run is saved and stops."""
+    """Minutes of retrying if tools fail in more than half of the episodes. Then the run is saved and stops."""
 
 
 @dataclass(kw_only=True)
@@ -70,33 +69,33 @@ class ModelArgs:
     """The model."""
 
     model: str = "tiny"
-    """A causal language model with a chat template: a folder, a GGUF file, a hub id, or a LoRA adapter. "tiny" is a policy of 1 M
-    parameters that knows the tools: shipped for MiniWiki, made and taught by imitation first elsewhere."""
+    """A causal language model with a chat template: a folder, GGUF file, hub id or LoRA adapter. "tiny" is a policy of 1 M
+    parameters after SFT, shipped for MiniWiki and made for other tasks."""
     base_model: str = option("", advanced=True)
-    """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
+    """Base model of the adapter in --model, instead of the one that it names: a folder, GGUF file or hub id."""
     chat_template: str = option("", advanced=True)
-    """A file with a chat template (Jinja), for a model that has none or to use another one. Checkpoints keep it."""
+    """A file with a chat template (Jinja), instead of the model's own. Checkpoints keep it."""
     thinking: str = option("auto", advanced=True)
-    """Whether the model thinks before it acts, on or off, where its chat template has a switch for that; auto: as the template
-    has it. A number, such as 512, is on, and the tokens after which a turn's thoughts are closed."""
+    """Thoughts before actions: on, off, or auto (the chat template's default). A number, such as 512, is on with a budget in
+    tokens for each turn."""
     cold_start_steps: int | None = option(None, config_only=True)
-    """Make the tiny policy from scratch, in so many gradient steps of imitation. By default MiniWiki's is shipped, which took
-    1,900, and others take 2,800; --config from-scratch makes MiniWiki's too."""
+    """Gradient steps of SFT that make the tiny policy from scratch. Default: 2,800, and none for MiniWiki's shipped policy
+    (1,900 with --config from-scratch)."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
-    """How often the imitated agent searches on after an article. Lower values make right answers rarer at the start."""
+    """How often the imitated agent continues to search after an article. Lower values make right answers rarer at the start."""
     cold_start_skill: float = option(Demonstrator.skill, config_only=True)
-    """In tasks without a corpus: the share of episodes in which the imitated agent is the task's scripted agent, not random."""
+    """Share of episodes in which the imitated agent is the scripted agent instead of a random one, in tasks without a corpus."""
     cold_start_env_kwargs: str = option(Demonstrator.env_kwargs, config_only=True)
-    """In tasks without a corpus: arguments of the environment that is imitated in, as JSON, instead of those of --env-kwargs,
-    for example easier boards: '{"moves": [2, 4]}'."""
+    """Arguments of the cold start's environment as JSON, instead of --env-kwargs, in tasks without a corpus. Example, for easier
+    boards: '{"moves": [2, 4]}'."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in. Trained weights and the logits stay float32, and so does all on CPUs without bfloat16 matmul."""
+    """Precision of the layers; trained weights and logits stay float32. Falls back to float32 on CPUs without bfloat16 matmul."""
     lora_rank: int = 0
-    """Train a LoRA adapter of this rank on all linear layers instead of the weights; 0 trains the weights."""
+    """Rank of a LoRA adapter on all linear layers, trained instead of the weights; 0 trains the weights."""
     lora_alpha: int = option(32, config_only=True)
-    """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate serves all ranks."""
+    """Scale of the adapter, alpha / rank: one learning rate serves all ranks."""
     gradient_checkpointing: bool = option(False, advanced=True, mutable_on_resume=True)
-    """Run each layer again in the backward pass: less memory for a third more time, and the same gradient."""
+    """Run each layer again in the backward pass: less memory, a third more time, the same gradient."""
 
     def demonstrator(self) -> Demonstrator:
         """The agent that the cold start imitates."""
@@ -108,35 +107,35 @@ class SamplingArgs:
     """How episodes are sampled."""
 
     agent: str = ""
-    """A program of yours that acts, with the policy behind an OpenAI-compatible endpoint: "my_agent:solve", a Python function, or
-    a command such as "node agent.js". With it, --env also takes a file of your own tasks, tasks.jsonl."""
+    """Your program over an OpenAI-compatible endpoint that serves the policy: a Python function, "my_agent:solve", or a command,
+    "node agent.js". --env then also takes a file of tasks, tasks.jsonl."""
     agent_timeout: float = option(300.0, config_only=True, mutable_on_resume=True)
-    """Seconds that the agent may take between its calls of the policy."""
+    """Longest time between two calls of the agent's program, in seconds."""
     agent_calls: int = option(50, config_only=True)
-    """Calls of the policy in an episode of the agent."""
+    """Most calls of the policy in an episode of the agent's program."""
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
-    """Episodes per question. 1 is enough if attempts are not compared: in PPO and REINFORCE++, without a filter of groups."""
+    """Episodes per question. 1 is enough in PPO and REINFORCE++ without a filter of groups."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts."""
     top_p: float = option(1.0, config_only=True)
-    """Sample from the most probable tokens that together hold this share of the probability; needs --importance. Evaluations
-    sample from all tokens."""
+    """Nucleus sampling in rollouts: the most probable tokens that together hold this share of the probability; needs
+    --importance."""
     min_p: float = option(0.0, config_only=True)
-    """Sample from tokens that are at least this share as probable as the most probable one; needs --importance as well."""
+    """Lowest probability of a sampled token in rollouts, as a share of the most probable token's; needs --importance."""
     max_new_tokens: int = 64
-    """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
+    """Longest turn, in tokens. A model that thinks needs several hundred."""
     one_step_off_policy: bool = option(False, advanced=True)
-    """Collect the next batch while this one is learned from, so batches are one update old, except the first after --resume.
-    Consider --importance tis."""
+    """Sample the next batch during the update: batches are one update old, except the first after --resume. Consider
+    --importance tis."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]' and one more forward pass, which measures how far its
-    probabilities are from the trainer's (mismatch/). Consider --importance tis."""
+    """Sampler. vLLM needs pip install 'agent-r1-envs[vllm]' and runs one more forward pass to measure its mismatch. Consider
+    --importance tis."""
     vllm_url: tuple[str, ...] = option((), advanced=True, mutable_on_resume=True)
-    """With --engine vllm: addresses of vLLM servers, one for each process, instead of vLLM in this process."""
+    """Addresses of vLLM servers, one for each process, instead of vLLM in this process; with --engine vllm."""
     vllm_kv_gib: float = option(2.0, config_only=True, mutable_on_resume=True)
-    """With --engine vllm in this process: GiB for keys and values."""
+    """Memory for keys and values of vLLM in this process, in GiB."""
 
 
 @dataclass(kw_only=True)
@@ -146,23 +145,23 @@ class OptimisationArgs:
     updates: int = option(50, mutable_on_resume=True)
     """Policy updates."""
     max_seconds: float = option(0.0, advanced=True, mutable_on_resume=True)
-    """End after this many seconds of rollouts and updates, without evaluations, if --updates do not end first; 0: no limit."""
+    """Limit on the time of rollouts and updates, without evaluations, in seconds; 0 for no limit."""
     lr: float = 5e-4
-    """Learning rate of AdamW. The default is for the tiny policy; a pretrained model takes 1e-6, or 1e-5 with --lora-rank."""
+    """Learning rate of AdamW. The default is for the tiny policy; use 1e-6 for a pretrained model, 1e-5 with --lora-rank."""
     schedule: Literal["constant", "linear", "cosine"] = option("constant", advanced=True)
-    """How all learning rates fall to 0: over --updates, or over --max-seconds if that ends first."""
+    """Decay of all learning rates to 0, over --updates or --max-seconds, whichever ends first."""
     warmup: float = option(0.0, config_only=True)
-    """Share of --updates, or of --max-seconds, over which all learning rates rise from 0 to full."""
+    """Share of --updates or --max-seconds in which all learning rates rise from 0."""
     epochs: int = 1
-    """Passes over each batch of episodes. With one pass and one minibatch every ratio is 1 and nothing is clipped."""
+    """Passes over each batch of episodes. With 1 pass and 1 minibatch, no ratio is clipped."""
     minibatches: int = 1
     """Gradient steps in each pass."""
     max_grad_norm: float = option(1.0, config_only=True)
-    """Gradient clipping."""
+    """Largest norm of the gradient; longer ones are scaled down."""
     max_tokens_per_micro_batch: int = option(8192, mutable_on_resume=True)
-    """Tokens (padding included) in one forward and backward pass (gradient accumulation): sets memory, not results."""
+    """Tokens in one forward and backward pass, padding included (gradient accumulation): changes memory, not results."""
     stop_on_collapse: bool = option(False, config_only=True, mutable_on_resume=True)
-    """End the training, with its report, if the monitor names a symptom of collapse that the papers stop at."""
+    """End the run, with its report, at a symptom of collapse that ends runs in the RAGEN papers."""
 
 
 @dataclass(kw_only=True)
@@ -170,35 +169,35 @@ class AlgorithmArgs:
     """Objective, episodes that count, and penalties."""
 
     loss: Literal["clip", "gspo", "cispo"] = "clip"
-    """The surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences, or CISPO's clipped weight."""
+    """Surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences, or CISPO's clipped weight."""
     normalize: Literal["auto", "tokens", "sequences"] = option("auto", config_only=True)
-    """Mean over all tokens of the batch (DAPO; the default), or over each sequence's tokens first (GRPO's paper, GSPO)."""
+    """Mean of the loss over all tokens of the batch (DAPO, default), or over each sequence first (GRPO's paper, GSPO)."""
     clip_low: float | None = option(None, advanced=True)
-    """ε_low of the clipped ratio: 0.2 by default, and 0.0003 with --loss gspo."""
+    """ε_low of the clipped ratio. Default: 0.2, and 0.0003 with --loss gspo."""
     clip_high: float | None = option(None, advanced=True)
-    """ε_high of the clipped ratio, above ε_low for unlikely tokens to grow (DAPO): 0.28, or 0.0004 with --loss gspo."""
+    """ε_high of the clipped ratio; above ε_low, unlikely tokens can grow (DAPO). Default: 0.28, and 0.0004 with --loss gspo."""
     dual_clip: float = option(0.0, config_only=True)
-    """With --loss clip, the most that the ratio counts if the advantage is negative (dual-clip PPO uses 3); 0 sets no bound."""
+    """Bound of the ratio at negative advantages, with --loss clip (dual-clip PPO uses 3); 0 for none."""
     kl_coef: float = 0.0
-    """β of the KL penalty to the starting policy."""
+    """β, the weight of the KL penalty to the starting policy."""
     kl: Literal["k1", "k2", "k3"] = option("k3", advanced=True)
-    """Its estimator: k3 (GRPO's paper) or k2 (the KL's gradient) in the loss, or k1 in the reward (PPO, REINFORCE++)."""
+    """KL estimator: k3 (GRPO's paper) or k2 (the KL's gradient) in the loss, or k1 in the reward (PPO, REINFORCE++)."""
     kl_target: float = option(0.0, config_only=True)
-    """Adapt β so that the KL per token stays at this (nats; Ziegler et al. 2019); 0 leaves β fixed."""
+    """KL per token, in nats, to which β is adapted (Ziegler et al. 2019); 0 keeps β fixed."""
     entropy_coef: float = option(0.0, advanced=True)
     """Weight of an entropy bonus in the loss."""
     importance: Literal["none", "tis", "icepop"] = option("none", advanced=True)
-    """Correction for a sampler whose probabilities differ from the trainer's, with one more forward pass: weights cut at 2
-    (TIS), or token weights outside 0.5 to 5 dropped (IcePop)."""
+    """Importance weights for a sampler with other probabilities: cut at 2 (TIS), or dropped outside 0.5 to 5 (IcePop). Costs one
+    more forward pass."""
     filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
-    """Groups to learn from: all; those whose returns differ (DAPO); those whose task scores differ, whatever shaping adds; the
-    25% with the largest deviation (StarPO-S); or those that hold 90% of it (RAGEN-2). An update without a group is skipped."""
+    """Groups to learn from: all; mixed: returns differ (DAPO); outcome: task scores differ; uncertain: largest 25% by deviation
+    (StarPO-S); signal: 90% of all deviation (RAGEN-2)."""
     dynamic_sampling: int = option(0, advanced=True)
-    """How many more batches may replace groups that --filter mixed or outcome drops. DAPO allows 10; 0 only drops."""
+    """Most further batches that replace groups dropped by --filter mixed or outcome; 0 for none. DAPO uses 10."""
     overlong_buffer: int = option(0, config_only=True)
-    """Tokens before the longest turn over which a penalty grows to -1 (DAPO); 0 turns it off."""
+    """Tokens before --max-new-tokens over which a penalty falls to -1 (DAPO); 0 for none."""
     loss_mask: bool = option(True, config_only=True)
-    """False trains on tool output as well: the ablation of Agent-R1's paper."""
+    """Train on sampled tokens only. False trains on tool output too: the ablation of Agent-R1's paper."""
 
 
 @dataclass(kw_only=True)
@@ -208,13 +207,13 @@ class EvaluationArgs:
     eval_every: int = option(10, mutable_on_resume=True)
     """Updates between evaluations on held-out questions."""
     eval_questions: int = option(200, mutable_on_resume=True)
-    """Held-out questions at each evaluation; the last one takes --final-questions."""
+    """Held-out questions of each evaluation; the last one uses --final-questions."""
     eval_temperature: float = option(0.0, config_only=True, mutable_on_resume=True)
-    """Sampling temperature at these evaluations; 0 is greedy, as the closing table always is."""
+    """Sampling temperature of evaluations during the run; 0 is greedy decoding, which the closing table always uses."""
     final_questions: int = option(500, advanced=True, mutable_on_resume=True)
-    """Held-out questions for the closing table."""
+    """Held-out questions of the closing table."""
     keep_episodes: int = option(8, config_only=True, mutable_on_resume=True)
-    """Training episodes of each update that episodes.jsonl holds, in whole groups; those of evaluations are all kept."""
+    """Training episodes of each update in episodes.jsonl, in whole groups. All episodes of evaluations are kept."""
 
 
 @dataclass(kw_only=True)
@@ -222,23 +221,22 @@ class OutputArgs:
     """The run and its files."""
 
     config: str = ""
-    """A TOML file of arguments, or the name of one in trainers/configs, such as agent-r1, dapo or gspo. Options win over it."""
+    """A TOML file of arguments, or a name in trainers/configs, such as agent-r1, dapo or gspo. Options override it."""
     seed: int = 0
-    """Seeds the model, the questions and the sampling."""
+    """Seed of the model, the questions and the sampling."""
     out: Path | None = option(None, mutable_on_resume=True)
-    """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it if that is taken."""
+    """Folder of the run. Default: runs/<algorithm>-<env>-<seed>, numbered if it exists."""
     resume: Path | None = option(None, mutable_on_resume=True)
-    """Folder of an earlier run to continue, with its arguments but those that --help-all lists, such as more --updates."""
+    """Folder of a run to continue with its arguments; --help-all lists those that may change, such as --updates."""
     save_every: int = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
     save_total_limit: int = option(2, config_only=True, mutable_on_resume=True)
-    """The newest checkpoints that are kept; the weights of the best evaluation are kept besides, in "best"."""
+    """Newest checkpoints to keep; "best" holds the weights of the best evaluation besides."""
     report_to: tuple[str, ...] = option((), mutable_on_resume=True)
-    """Where else metrics go: tensorboard, trackio, wandb. Project, name and group come from the environment variables of Trackio
-    and W&B."""
+    """Further loggers: tensorboard, trackio, wandb. Their environment variables set project, name and group."""
     push_to_hub: str = option("", advanced=True, mutable_on_resume=True)
-    """A repository of the Hugging Face hub, "NAME" or "USER/NAME", to upload the trained weights to; created private if it does
-    not exist. Needs HF_TOKEN or hf auth login."""
+    """Repository of the Hugging Face hub for the trained weights, "NAME" or "USER/NAME", created private. Needs HF_TOKEN or
+    hf auth login."""
 
 
 def read_json_object(name: str, text: str) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
 
 
 class Checks:
-    """What dataclasses of arguments check their values with. An error names the argument and what it got."""
+    """Checks for dataclasses of arguments. An error names the argument and its value."""
 
     def __post_init__(self: Any):
         self.tidy()
@@ -346,10 +344,10 @@ class Checks:
                 raise UserError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
     def check_unused(self, used: object, where: str, *names: str) -> None:
-        """Raise a UserError if an argument is given that makes no difference, unless it is ``used``."""
+        """Raise a UserError if a given argument makes no difference, unless it is ``used``."""
         for argument in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
             if argument.name in names and getattr(self, argument.name) != argument.default:
-                raise UserError(f"{argument.name} makes no difference {where}: leave it out")
+                raise UserError(f"{argument.name} makes no difference {where}: remove it")
 
     def check_choices(self) -> None:
         """Raise a UserError if an argument is none of the values that its type lists."""
@@ -379,9 +377,9 @@ class Checks:
         self.check_share("cold_start_skill")
         self.check_positive("lora_alpha")
         others = "base_model", "chat_template", "thinking", "dtype", "lora_rank", "gradient_checkpointing"
-        self.check_unused(self.model != "tiny", "without a pretrained model, given as model", *others)
+        self.check_unused(self.model != "tiny", "without a pretrained model", *others)
         cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
-        self.check_unused(self.model == "tiny", "to a model that is not tiny, without a cold start", *cold_start)
+        self.check_unused(self.model == "tiny", "to a pretrained model", *cold_start)
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
@@ -389,10 +387,10 @@ class Checks:
 class TrainArgs(
     OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs, Checks
 ):  # fmt: skip
-    """What every algorithm takes."""
+    """Arguments of every algorithm."""
 
     def compares_attempts(self) -> bool:
-        """Whether attempts at one question are compared with each other, so that there must be two at least."""
+        """Whether rollouts of one question are compared with each other, so a group needs two."""
         return True
 
     def __post_init__(self):
@@ -423,13 +421,13 @@ class TrainArgs(
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """ε_low and ε_high: those that were given, else those of the surrogate."""
+        """ε_low and ε_high: as given, else the defaults of the surrogate."""
         low, high = GSPO_CLIP if self.loss == "gspo" else TOKEN_CLIP
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
     def mean_over(self) -> Literal["tokens", "sequences"]:
-        """What the loss is a mean over: what was asked for, else what the surrogate is defined by."""
+        """What the loss is a mean over: `normalize`, else the surrogate's own."""
         default: Literal["tokens", "sequences"] = "sequences" if self.loss == "gspo" else "tokens"
         return default if self.normalize == "auto" else self.normalize
 

@@ -29,61 +29,61 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Evaluate agents on the same questions; writes evaluation.md, evaluation.json and episodes.jsonl."""
+    """Evaluate agents on the same questions, and write evaluation.md, evaluation.json and episodes.jsonl."""
 
     env: str = "AgentR1/MiniWiki-v0"
     """Registered environment id."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     split: str = "validation"
-    """Which questions: validation or train."""
+    """Split of the questions: validation or train."""
     agent: str = ""
-    """A program that acts with the models here, "my_agent:solve" or a command, as in training; --env may be a file of tasks."""
+    """Your program, "my_agent:solve" or a command, that acts with models in this process, as in training; --env may be a file
+    of tasks."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A model: a folder, a GGUF file or a hub id; with --api its name on the server. Repeat the option to compare several.
-    With --checkpoint and without --api, the base of LoRA adapters, instead of the one that they name."""
+    """A model: a folder, GGUF file or hub id; with --api a name on the server. Repeat the option for several. With --checkpoint,
+    the base of adapters."""
     checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
+    """A trained model or LoRA adapter, a folder in the Hugging Face format. Repeat the option for several."""
     chat_template: str = ""
-    """A file with a chat template (Jinja) for models here, instead of their own."""
+    """A file with a chat template (Jinja) for models in this process, instead of their own."""
     thinking: str | None = None
-    """Whether models think before they act, on or off, where their chat template has a switch for that; by default as they were
-    trained, and as the template has it (auto) for others. A number is on, and the tokens after which thoughts are closed."""
+    """Thoughts before actions: on, off, auto (the chat template's default), or a budget in tokens. Default: as trained, else
+    auto."""
     api: str = ""
-    """Ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 (pip install 'agent-r1-envs[api]'): each --model is
-    one of its models."""
+    """Address of an OpenAI-compatible server with the models of --model, such as http://127.0.0.1:8000/v1. Needs pip install
+    'agent-r1-envs[api]'."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key of --api."""
+    """Environment variable that holds the key of --api."""
     format: str = ""
-    """How models of --api act: native (function calls), or a format of text: tags, hermes, react, ragen, or your own as
-    "module:Class". By default the format of --env-kwargs, else native where the task allows it."""
+    """Syntax of actions with --api: native (function calls), tags, hermes, react, ragen, or your "module:Class". Default: that
+    of --env-kwargs, else native if the task allows it."""
     concurrency: int = 16
     """Episodes at once with --api."""
     timeout: float = 600
-    """Seconds that --api may take for an answer, before it is asked again."""
+    """Longest answer of --api before it is asked again, in seconds."""
     samples: int = 1
-    """Attempts at each question. The score is then the average over them, and pass@k says how likely one of k is right."""
+    """Rollouts of each question. The score is their mean; pass@k is the probability that one of k is right."""
     temperature: float | None = None
-    """Sampling temperature; 0 is greedy. By default 0, and 1 with --samples; with --api what the server has of itself."""
+    """Sampling temperature; 0 is greedy decoding. Default: 0, and 1 with --samples; with --api the server's own."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples from models here. vLLM needs pip install 'agent-r1-envs[vllm]'."""
+    """Sampler of models in this process. vLLM needs pip install 'agent-r1-envs[vllm]'."""
     vllm_url: tuple[str, ...] = ()
-    """With --engine vllm: the address of a vLLM server, in place of vLLM in this process."""
+    """Address of a vLLM server, instead of vLLM in this process; with --engine vllm."""
     vllm_kv_gib: float = 2.0
-    """With --engine vllm in this process: GiB for keys and values."""
+    """Memory for keys and values of vLLM in this process, in GiB."""
     questions: int = 500
-    """How many questions, the same for all that is evaluated; 0 means all of them (500 where they are made from seeds)."""
+    """Number of questions, the same for all agents; 0 for all of them (500 if they are made from seeds)."""
     max_new_tokens: int | None = None
-    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models; with --api what
-    the server has of itself."""
+    """Longest turn, in tokens. Default: as the checkpoint was trained, else 512; with --api the server's own."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What the layers run in; by default what the checkpoint was trained in, and float32 for other models."""
+    """Precision of the layers. Default: as the checkpoint was trained, else float32."""
     num_envs: int = 64
-    """Episodes at once of models here."""
+    """Episodes at once of models in this process."""
     max_failed: float = 0.05
-    """The share of failed episodes (a tool failed, or --api gave no answer) above which the command ends with status 1."""
+    """Largest share of failed episodes (a tool or --api failed); above it the command exits with status 1."""
     out: Path = Path("runs/evaluation")
-    """Folder for the results."""
+    """Folder of the results."""
 
     def __post_init__(self):
         super().__post_init__()

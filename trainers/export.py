@@ -1,12 +1,11 @@
-"""Write a trained agent for others: its weights alone, in bfloat16, without the state of the optimizer.
+"""Write a trained agent for others: its weights in bfloat16, without the state of the optimizer.
 
     python -m trainers.export --checkpoint runs/grpo-…/checkpoint-60 --out my-agent
     python -m trainers.evaluate --checkpoint my-agent --env HotpotQA
 
-Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
---base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision, thoughts and longest
-turn are kept, so evaluate and play need no arguments for them, and what it read (k, max_chars, …), so that they warn where an
-environment gives it something else. Other settings, such as paths of yours, are left out.
+Of a model with a LoRA adapter, only the adapter is written, a few MB. Give the hub id of its base with --base-model: others do
+not have your folders. peft, transformers and vLLM load it. evaluate and play keep its precision, thoughts and longest turn, and
+warn if the environment's arguments (k, max_chars) are not those of the training. Your paths and other settings are left out.
 """
 
 from dataclasses import dataclass
@@ -21,17 +20,17 @@ from trainers.runtime.integrity import CARD_FILE, is_written_here
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Write a trained agent for others: weights in bfloat16, nothing that only training needs."""
+    """Write a trained agent for others: weights in bfloat16, without the state of training."""
 
     checkpoint: Path | None = None
-    """A checkpoint of a trainer: a folder of a run named checkpoint-<step> or best."""
+    """Checkpoint of a trainer: the folder checkpoint-<step> or best of a run."""
     out: Path = Path("exported")
-    """The folder to write; it must not exist, or be empty."""
+    """Folder to write, new or empty."""
     base_model: str = ""
-    """The hub id or folder that a LoRA adapter names as its base, in place of the one that it was trained on."""
+    """Hub id or folder that a LoRA adapter names as its base, instead of the one that it was trained on."""
     push_to_hub: str = ""
-    """A model repository of the Hugging Face hub, "NAME" or "USER/NAME", for what is written. It is made, private, where there
-    is none. The token is taken from HF_TOKEN or from hf auth login."""
+    """Repository of the Hugging Face hub to upload to, "NAME" or "USER/NAME", created private. Needs HF_TOKEN or
+    hf auth login."""
 
     def check_inputs(self) -> None:
         if self.checkpoint is None:

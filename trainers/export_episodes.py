@@ -1,13 +1,13 @@
-"""Hand episodes to others, as conversations for SFT: {"messages": […]}, as OpenAI and TRL have them.
+"""Export episodes as conversations for SFT: {"messages": […]}, the form of OpenAI and TRL.
 
     python -m trainers.export_episodes RUN --out good.jsonl
     python -m trainers.sft --messages good.jsonl             # learns from it
 
-RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps the training episodes that keep_episodes says.
-Of evaluations nothing is exported unless --phase says so: who learns from them has no held-out questions left.
+RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps keep_episodes training episodes of each update.
+Episodes of evaluations are exported only with --phase: training on them leaves no held-out questions.
 
-A line is a conversation, each once. Messages of the assistant that the agent did not write itself have "weight": 0. Where the
-context was rewritten (context="window:2"), each context is a conversation of its own, with the turns written in it.
+Each line is a conversation, each once. Messages of the assistant that the agent did not write have "weight": 0. If the context
+was rewritten (context="window:2"), each context is a conversation, with the turns written in it.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Write episodes in a format of others."""
+    """Export episodes as conversations for SFT."""
 
     source: Annotated[Path | None, tyro.conf.Positional] = None
-    """The folder of a run or of an evaluation, or its episodes.jsonl."""
+    """Folder of a run or of an evaluation, or its episodes.jsonl."""
     out: Path | None = None
-    """The file to write; it must not exist."""
+    """File to write; it must not exist."""
     phase: Literal["training", "evaluation", "any"] = "training"
-    """Which episodes. Those of evaluations are about held-out questions."""
+    """Source of the episodes. Those of evaluations are on held-out questions."""
     agent: str = ""
-    """Only episodes of this agent, by its name in the table; "Naive RAG" and scripted agents are in evaluations as well."""
+    """Name of one agent in the table, such as "Naive RAG"; by default the episodes of all."""
     min_score: float = 1.0
-    """Only episodes with at least this score."""
+    """Lowest score of an exported episode."""
 
     def check_inputs(self) -> None:
         if self.source is None:

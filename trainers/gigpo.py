@@ -20,11 +20,11 @@ class Args(TrainArgs):
     """Train a policy with GiGPO in a tool-using environment, and compare it with baselines on held-out questions."""
 
     step_gamma: float = 0.95
-    """Discount of the returns from a turn on."""
+    """Discount of turn returns, from turn to turn."""
     step_weight: float = 1.0
-    """ω, the weight of the comparison of turns."""
+    """ω, the weight of the advantage over turns in the same state."""
     scale_by_std: bool = False
-    """Divide both advantages by the standard deviation of what they are compared with."""
+    """Divide both advantages by the standard deviation of their group, as GiGPO's paper does."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -41,12 +41,12 @@ class Args(TrainArgs):
     scale_by_std: bool = option(False, advanced=True)
     """Divide advantages by the standard deviation of their group, as GRPO's paper does."""
     turn_credit: bool = option(False, advanced=True)
-    """Compare the return from each turn on with those of the same turn in the group, instead of whole episodes."""
+    """Compare the return from each turn on with the group's at the same turn, instead of whole episodes."""
     turn_gamma: float = option(1.0, config_only=True)
-    """Discount of a turn, with turn_credit."""
+    """Discount from turn to turn, with turn_credit."""
     process_weight: float = option(0.0, config_only=True)
-    """Weight w of A = A_episode + w A_turn, where A_turn compares a turn's own reward with those of the same turn number in
-    the group. Unlike in MT-GRPO, the reward of the last turn has the outcome in it."""
+    """w of A = A_episode + w A_turn: A_turn compares a turn's own reward with the group's at the same turn. The last turn's
+    reward includes the outcome, unlike in MT-GRPO."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Watch an agent: roll out one episode of a trained model, and print its turns with their rewards.
+"""Roll out one episode of a trained model, and print its turns with their rewards.
 
 python -m trainers.play --agent runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
 """
@@ -20,24 +20,24 @@ class Args(Checks):
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     agent: str = ""
-    """A folder, a GGUF file or a hub id of a model, or a LoRA adapter."""
+    """A model: a folder, GGUF file, hub id or LoRA adapter."""
     base_model: str = ""
-    """Where the base of an adapter is, if not where the adapter says."""
+    """Base model of an adapter, instead of the one that it names."""
     chat_template: str = ""
     """A file with a chat template (Jinja), instead of the model's own."""
     thinking: str | None = None
-    """Whether the model thinks before it acts, on or off, where its chat template has a switch for that; by default as it was
-    trained, and as the template has it (auto) for others. A number is on, and the tokens after which thoughts are closed."""
+    """Thoughts before actions: on, off, auto (the chat template's default), or a budget in tokens. Default: as trained, else
+    auto."""
     question: str = ""
-    """A question of your own, in place of one of the split's; nobody knows its answer, so there are no scores."""
+    """Your question, instead of one of the split. It has no gold answer, so no scores are printed."""
     split: str = "validation"
-    """Which questions: validation or train."""
+    """Split of the questions: validation or train."""
     seed: int | None = None
-    """Which episode; a random one by default."""
+    """Number of the episode; random by default."""
     temperature: float = 0.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy decoding."""
     max_new_tokens: int | None = None
-    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models."""
+    """Longest turn, in tokens. Default: as the checkpoint was trained, else 512."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -27,10 +27,10 @@ class Args(TrainArgs):
     gamma: float = 1.0
     """Discount from token to token."""
     lam: float = 1.0
-    """λ of GAE; at 1 the advantage is the return less the critic's estimate."""
+    """λ of GAE; at 1 the advantage is the return minus the critic's estimate."""
     gae: Literal["tokens", "bi-level", "turns"] = "tokens"
-    """What GAE steps over: tokens; turns first, then the tokens inside them (RAGEN's bi-level GAE); or turns, each with one value
-    and one advantage (Agent-R1's step-level GAE; it whitens over turns, here it is over tokens)."""
+    """Steps of GAE: tokens; bi-level: turns, then the tokens inside them (RAGEN); turns: one value and one advantage for each
+    (Agent-R1)."""
     turn_gamma: float = option(0.95, config_only=True)
     """Discount from turn to turn, with gae bi-level or turns."""
     turn_lam: float = option(1.0, config_only=True)
@@ -38,15 +38,15 @@ class Args(TrainArgs):
     critic_lr: float = 1e-3
     """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
     value_clip: float = option(0.2, config_only=True)
-    """How far a value may move from what it was before the value loss ignores it."""
+    """ε of the clipped value loss: the largest move of a value from its old estimate that has a gradient."""
     value_coef: float = option(0.5, config_only=True)
-    """Weight of the value loss. It matters where the layers are shared, and to the clipping of the critic's gradient."""
+    """Weight of the value loss, for shared layers and for the clipping of the critic's gradient."""
     share_layers: bool = option(False, advanced=True)
-    """The critic reads with the policy's own layers, which run once for both: an update takes six tenths of the time."""
+    """Let the critic use the policy's layers, which run once for both: an update takes 0.6 of the time."""
     whiten_advantages: bool = option(True, config_only=True)
-    """Advantages of a batch to mean 0 and deviation 1."""
+    """Scale the advantages of a batch to mean 0 and standard deviation 1."""
     advantage_mask: bool = option(True, config_only=True)
-    """Turning it off runs GAE over what tools returned as well: the paper's ablation."""
+    """Run GAE over sampled tokens only. False runs it over tool output too: the ablation of Agent-R1's paper."""
 
     def compares_attempts(self) -> bool:
         return self.filter != "none"

@@ -21,7 +21,7 @@ class Args(TrainArgs):
     """Train a policy with REINFORCE++ in a tool-using environment, and compare it with baselines on held-out questions."""
 
     baseline: Literal["batch", "group"] = "batch"
-    """What a return is compared with: the mean of the batch, or first that of its group."""
+    """Baseline of a return: the mean of the batch, or first the mean of its group."""
 
     def compares_attempts(self) -> bool:
         return self.baseline == "group" or self.filter != "none"

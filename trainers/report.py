@@ -1,11 +1,11 @@
-"""Look at runs and evaluations in a browser: one page with the table, the curves and every episode.
+"""Write a page to look at runs and evaluations in a browser: the table, the curves and every episode.
 
     python -m trainers.report runs/grpo-MiniWiki-v0-0                # writes report.html into the folder of the run
-    python -m trainers.report runs/evaluation                        # the same of an evaluation
+    python -m trainers.report runs/evaluation                        # the same for an evaluation
     python -m trainers.report runs/one runs/two --out both.html      # curves and episodes of both, side by side
-    python -m trainers.report episodes.jsonl                         # of episodes alone, wherever they come from
+    python -m trainers.report episodes.jsonl                         # a file of episodes
 
-The page needs nothing else: neither a server nor a network. Runs and evaluations write theirs when they end.
+The page needs no server and no network. Runs and evaluations write theirs when they end.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Args:
     sources: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Folders of runs or evaluations, or files of episodes or metrics."""
     out: Path | None = None
-    """The page to write; by default report.html in the folder of the first source."""
+    """Page to write; by default report.html in the folder of the first source."""
     episodes: int = 5000
-    """How many episodes at most: those behind the table come first, then those of as many whole questions as fit. 0: all."""
+    """Most episodes on the page, in whole questions, those of the table first; 0 for all."""
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""SFT: supervised fine-tuning on demonstrations, top to bottom. What takes a pretrained model to its first tool call.
+"""SFT: supervised fine-tuning on demonstrations, top to bottom. It teaches a pretrained model its first tool calls.
 
 Each gradient step minimises, over the taught tokens of some episodes,
 
     L = − Σ log π(token) / (taught tokens of the step)
 
-Taught are the assistant's own tokens: what a script wrote, what a file of messages holds as the assistant's, or what the
-policy itself sampled. Instructions, questions and what tools returned are context, as in reinforcement learning. Demonstrations
-come from
+Only the assistant's own tokens are taught: of a script, of a file of messages, or of the policy. Instructions, questions and tool
+output are context, as in RL. Demonstrations come from
 
-- a task's scripts (--script oracle), which play the training questions; those that were not solved are dropped;
+- a task's scripts (--script oracle) on the training questions; unsolved episodes are dropped;
 - files of messages (--messages FILE.jsonl) in OpenAI's format, with tool calls, or in TRL's;
-- the policy itself (--sample N): the best of N attempts at each question (rejection sampling, or best-of-N), id by id;
+- the policy itself (--sample N): the best of N rollouts of each question (rejection sampling), id by id;
 - an earlier run (--episodes RUN).
 
-A share of the questions is held out. The loss on them says when to stop (--patience) and which weights are kept, in best.
-Steps hold episodes of about the same length; the learning rate warms up and decays, over the updates or --max-seconds.
+The loss on held-out questions decides when to stop (--patience) and which weights are kept in best. A step holds episodes of
+about the same length. The learning rate warms up and decays, over the updates or --max-seconds.
 
     python -m trainers.sft --script oracle --model PATH_OR_ID --dtype bfloat16 --env AgentR1/HotpotQA-v0
     python -m trainers.grpo --model runs/sft-…/best                     # and every other trainer, and evaluate
@@ -36,33 +35,33 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class DemonstrationArgs:
-    """What is imitated."""
+    """Demonstrations."""
 
     script: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A script of the task, such as oracle or scripted, that acts on the training questions. Repeat the option to imitate
-    several. Default if nothing else is imitated: oracle."""
+    """A script of the task that demonstrates on the training questions, such as scripted; repeat the option for several.
+    Default: oracle, without another source."""
     messages: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A JSONL file of conversations: "messages" in OpenAI's format, or "prompt" and "completion" as in TRL."""
     tool_calls: Literal["environment", "template"] = option("environment", advanced=True)
-    """How the tool calls in --messages are written: in the format of the environment, or by the tokenizer's template."""
+    """Syntax of tool calls in --messages: the environment's format, or the tokenizer's chat template."""
     sample: int = 0
-    """Attempts of the policy itself at each question (rejection sampling)."""
+    """Rollouts of the policy for each question (rejection sampling)."""
     episodes: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """The folder of an earlier run of sft: imitate the same demonstrations."""
+    """Folder of an earlier run of sft, to use its demonstrations again."""
     demonstrations: int = 0
-    """Questions for each script and for --sample, drawn by the seed; 0 takes each question of the training split once."""
+    """Questions for each script and for --sample, drawn by the seed; 0 for all training questions."""
     only_solved: bool = True
-    """Imitate only episodes whose primary metric is 1."""
+    """Keep only episodes with a primary metric of 1."""
     min_reward: float | None = option(None, advanced=True)
-    """Imitate only episodes whose return is at least this."""
+    """Keep only episodes with at least this return."""
     keep: int = option(1, advanced=True)
-    """With --sample, the episodes kept of each question: those with the highest returns, no two alike. 0 keeps all."""
+    """Episodes of --sample to keep for each question: different ones with the highest returns; 0 keeps all."""
     temperature: float = option(1.0, advanced=True)
-    """Of --sample."""
+    """Sampling temperature of --sample."""
     max_new_tokens: int = 128
     """Longest turn of --sample, in tokens."""
     max_length: int = option(4096, advanced=True)
-    """Longer episodes are left out, and counted; in tokens."""
+    """Longest demonstration, in tokens; longer ones are left out and counted."""
 
 
 @dataclass(kw_only=True)
@@ -74,30 +73,30 @@ class FittingArgs:
     updates: int = 0
     """Gradient steps, instead of --epochs."""
     max_seconds: float = 0.0
-    """Train for this many seconds, without evaluations, instead of --epochs; the learning rate follows the clock."""
+    """Training time in seconds, without evaluations, instead of --epochs; the learning rate follows the clock."""
     lr: float = 1e-4
-    """Learning rate of AdamW at its highest. For all weights of a model; with --lora-rank start at ten times as much."""
+    """Highest learning rate of AdamW, for all weights; with --lora-rank use 1e-3."""
     schedule: Literal["linear", "cosine", "constant"] = option("linear", advanced=True)
-    """How the learning rate falls to zero after its warm-up."""
+    """Decay of the learning rate to 0 after its warm-up."""
     warmup: float = option(0.05, advanced=True)
-    """Share of the training in which it rises from zero."""
+    """Share of the training in which the learning rate rises from 0."""
     tokens_per_update: int = 2500
     """Tokens of a gradient step, padding included: about four episodes of two searches."""
     max_tokens_per_micro_batch: int = option(8192, mutable_on_resume=True)
-    """Tokens (padding included) in one forward and backward pass: sets memory, not results."""
+    """Tokens in one forward and backward pass, padding included (gradient accumulation): changes memory, not results."""
     max_grad_norm: float = option(1.0, config_only=True)
-    """Gradient clipping."""
+    """Largest norm of the gradient; longer ones are scaled down."""
     held_out: float = 0.05
-    """Share of the questions whose demonstrations are held out, to measure the loss on; 0 turns that off."""
+    """Share of the questions held out to measure the loss; 0 for none."""
     eval_every: int = 25
-    """Gradient steps between two measurements."""
+    """Gradient steps between measurements of the held-out loss."""
     patience: int = 4
-    """Stop after this many measurements without a new lowest; 0 never stops early."""
+    """Measurements without a new lowest held-out loss before the run stops; 0 never stops early."""
 
 
 @dataclass(kw_only=True)
 class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArgs, Checks):
-    """Teach a policy by imitation: demonstrations of scripts, of files of messages, or its own best episodes."""
+    """Fine-tune a policy on demonstrations: of scripts, of files of messages, or its own best episodes."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -113,7 +112,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
             raise UserError("updates and max_seconds both say how long to train: give one")
 
     def check_inputs(self) -> None:
-        """Check what the arguments name: files, folders, a model and an environment."""
+        """Check the files, folders, model and environment that the arguments name."""
         if not self.resume:  # a resumed run has what it imitates in its folder, and the arguments that were checked
             self._check_idle()
             for file in self.messages:

@@ -30,7 +30,7 @@ BEFORE_TORCH = [
     ("grpo --model adapter", "is an adapter of /no/such/model.gguf, which is not here"),
     (f"grpo --model {HUB_ID}", f"there is no folder '{HUB_ID}' here, and http://127.0.0.1:9 cannot be asked for it"),
     (f"evaluate --checkpoint {HUB_ID}", "where there is a network, hf download somebody/some-model"),
-    ("grpo --dtype bfloat16", "dtype makes no difference without a pretrained model, given as model: leave it out"),
+    ("grpo --dtype bfloat16", "dtype makes no difference without a pretrained model: remove it"),
     ("ppo --env AgentR1/MiniWik-v0", "there is no environment 'AgentR1/MiniWik-v0': did you mean MiniWiki"),
     ("rloo --env hotpotqa", "there is no environment 'hotpotqa': did you mean HotpotQA"),
     ("gigpo --env Nothing", "there is no environment 'Nothing': did you register it?"),
