@@ -28,7 +28,7 @@ _MARK = "\u2063content\u2063"  # stands for a message while a chat template is t
 
 
 class ChatTokens(ControlTokens):
-    """Turns and observations as ids, by the chat template of a tokenizer.
+    """Turns and observations as ids, by a tokenizer's chat template.
 
     Functions (the format "native") are written and read as the template does: their schemas are its ``tools``, results are
     messages of the role "tool". What was sampled stays in the context as it is, also where the template would drop earlier

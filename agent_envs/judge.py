@@ -26,15 +26,15 @@ _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environment
 
 
 class Judge:
-    """Returns 1.0 for a right prediction, 0.0 for a wrong one, None without a verdict. Equal questions are asked once.
+    """Return 1.0 for a right prediction, 0.0 for a wrong one, None without a verdict.
 
-    The policy may learn to persuade the judge: tags in the prediction are escaped and it is cut to 500 characters, but watch
-    ``em`` beside this term.
+    Equal questions are asked once. The policy may learn to persuade the judge: tags in the prediction are escaped and it is cut
+    to 500 characters, but watch ``em`` beside this term.
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
         model: name of the model there.
-        key_variable: environment variable with the key; "none" is sent where it is unset.
+        key_variable: environment variable with the key; "none" is sent if it is unset.
         timeout: seconds for one request.
         retries: further tries after a failed request, with pauses of up to 8 seconds; ten minutes in all by default.
     """

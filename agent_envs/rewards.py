@@ -33,7 +33,7 @@ class _Term:
 
 @dataclass(frozen=True)
 class Metric(_Term):
-    """A metric that the task reports of this turn; 0 where it reports none."""
+    """A metric that the task reports of this turn; 0 without one."""
 
     name: str
     SAYS = "{name}"
@@ -44,7 +44,7 @@ class Metric(_Term):
 
 @dataclass(frozen=True)
 class PerTurn(_Term):
-    """1 in every turn: a price for time when its weight is negative."""
+    """1 in every turn; with a negative weight, a cost of time."""
 
     SAYS = "1 in every turn"
 
@@ -54,7 +54,7 @@ class PerTurn(_Term):
 
 @dataclass(frozen=True)
 class Invalid(_Term):
-    """1 for a turn that could not be parsed, or with a call that failed."""
+    """1 for a malformed turn, or one with a failed call."""
 
     SAYS = "1 for an invalid turn"
 
@@ -64,7 +64,7 @@ class Invalid(_Term):
 
 @dataclass(frozen=True)
 class Repeat(_Term):
-    """1 for a turn whose calls were all made before: it costs a turn and brings nothing."""
+    """1 for a turn that only repeats earlier calls."""
 
     SAYS = "1 for a turn that repeats itself"
 
@@ -74,7 +74,7 @@ class Repeat(_Term):
 
 @dataclass(frozen=True)
 class Format(_Term):
-    """In the last turn, if it answers, the share of turns that could be parsed, without those that were cut; 0 otherwise."""
+    """In a last turn that answers, the share of well-formed turns, without cut ones; else 0."""
 
     SAYS = "share of readable turns, once there is an answer"
 
@@ -87,7 +87,7 @@ class Format(_Term):
 
 @dataclass(frozen=True)
 class Thought(_Term):
-    """1 for a readable turn with reasoning in the place that the format has for it (RAGEN's think-tag reward)."""
+    """1 for a well-formed turn with reasoning in its place (RAGEN's think-tag reward)."""
 
     SAYS = "1 for a turn with a thought"
 
@@ -112,8 +112,10 @@ class ThoughtfulFormat(_Term):
 
 @dataclass(frozen=True)
 class Shaping(_Term):
-    """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng, Harada & Russell 1999).
-    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount."""
+    """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng et al. 1999).
+
+    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount.
+    """
 
     potential: str
     gamma: float = 1.0
@@ -126,7 +128,7 @@ class Shaping(_Term):
 
 @dataclass(frozen=True)
 class Gain(_Term):
-    """The growth of a metric in this turn. It moves the optimum towards that metric, which must have a bound."""
+    """The growth of a metric in this turn. The optimum moves towards the metric, which must be bounded."""
 
     metric: str
     SAYS = "what {metric} gained"
@@ -140,7 +142,7 @@ class Gain(_Term):
 
 @dataclass(frozen=True)
 class AtEnd(_Term):
-    """A term that counts in the last turn alone."""
+    """A term that counts in the last turn only."""
 
     term: Term
     SAYS = "{term} at the end"
@@ -151,7 +153,7 @@ class AtEnd(_Term):
 
 @dataclass(frozen=True)
 class AtLeast(_Term):
-    """A condition: 1 where the term reaches the threshold."""
+    """A condition: 1 if the term reaches the threshold."""
 
     term: Term
     threshold: float
@@ -163,7 +165,7 @@ class AtLeast(_Term):
 
 @dataclass(frozen=True)
 class Gate(_Term):
-    """A term that counts where a condition holds."""
+    """A term that counts if a condition holds."""
 
     term: Term
     condition: Term
@@ -175,7 +177,7 @@ class Gate(_Term):
 
 @dataclass(frozen=True)
 class Minus(_Term):
-    """A term less a constant."""
+    """A term minus a constant."""
 
     term: Term
     constant: float
@@ -186,7 +188,7 @@ class Minus(_Term):
 
 
 class Reward(Mapping[str, tuple[float, Term]]):
-    """A weighted sum of named terms, ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``.
+    """A weighted sum of named terms: ``Reward(answer=(1.0, AtEnd(Metric("em"))))``.
 
     Calling it gives the share of each term by name. Terms of weight 0 are left out.
     """

@@ -1,20 +1,18 @@
-"""The answer, support and joint metrics of the benchmarks, as pure functions.
+"""Answer, support and joint metrics of the benchmarks, as pure functions.
 
-They are those of the official scripts: `hotpot_evaluate_v1.py` (HotpotQA), `2wikimultihop_evaluate_v1.1.py`
-(2WikiMultihopQA: the same, over a gold answer and its aliases), `metrics/answer.py` with `evaluate_v1.0.py` (MuSiQue:
-the same normalisation, aliases), `orqa/utils/eval_utils.py` (NQ-open), `triviaqa_evaluation.py` (TriviaQA) and
-`grade_school_math/dataset.py` (GSM8K). What differs between them is how an answer is normalised before it is compared:
-`normalizer(benchmark)` says how, and every answer metric takes it. Bamboogle and PopQA have no script that normalises;
-they are scored like HotpotQA, as in Search-R1, and PopQA's own accuracy is near to `substring_match`.
+They follow the official scripts: `hotpot_evaluate_v1.py` (HotpotQA), `2wikimultihop_evaluate_v1.1.py` (2WikiMultihopQA, with
+aliases), `metrics/answer.py` with `evaluate_v1.0.py` (MuSiQue, with aliases), `orqa/utils/eval_utils.py` (NQ-open),
+`triviaqa_evaluation.py` (TriviaQA) and `grade_school_math/dataset.py` (GSM8K). They differ in how an answer is normalised:
+`normalizer(benchmark)` returns that function, and every answer metric takes it. Bamboogle and PopQA have no such script and are
+scored like HotpotQA, as in Search-R1; `substring_match` is close to PopQA's own accuracy.
 
-They depart from the scripts in these places. The first three are stricter, and the last one is not:
+Differences from the scripts; the first three are stricter, the last one is not:
 
-- A gold that normalises to nothing ("A+", "The", "!!!") is compared as it is written, but for case and white space
-  around it. The scripts call two empty strings equal, and so pay full marks for an empty answer, or for "the", to it.
-  A prediction that normalises to nothing matches no other gold.
-- HotpotQA's rule for yes, no and noanswer holds for the F1 of all benchmarks; only 2WikiMultihopQA's script has it too.
-- An empty gold support set scores 0, where the scripts count exact match for predicting nothing.
-- GSM8K's numbers are compared as numbers, so 8.0 is 8; and the prediction need not bring the mark ####.
+- A gold that normalises to nothing ("A+", "The", "!!!") is compared as written, without case and outer white space. The scripts
+  give full marks for an empty answer, or for "the". A prediction that normalises to nothing matches no other gold.
+- HotpotQA's rule for yes, no and noanswer holds for the F1 of all benchmarks; of the others only 2WikiMultihopQA's script has it.
+- An empty gold support set scores 0; the scripts count exact match for predicting nothing.
+- GSM8K's numbers are compared as numbers, so 8.0 is 8. The prediction needs no mark ####.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
 
 
 class Scores(NamedTuple):
-    """Exact match, F1 and the precision and recall behind it, each in [0, 1]."""
+    """Exact match, F1, precision and recall, each in [0, 1]."""
 
     em: float
     f1: float
@@ -62,22 +60,22 @@ _ZERO, _ONE = Scores(0.0, 0.0, 0.0, 0.0), Scores(1.0, 1.0, 1.0, 1.0)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, drop the articles a, an and the, collapse white space: in this order."""
+    """Lower-case, drop ASCII punctuation, drop articles, collapse white space: in this order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def normalize_nq(text: str) -> str:
-    """NQ-open: as `normalize_answer`, with letters and their accents taken apart first: both encodings of é match."""
+    """Normalise for NQ-open: as `normalize_answer`, after splitting letters and accents, so both encodings of é match."""
     return normalize_answer(unicodedata.normalize("NFD", text))
 
 
 def normalize_triviaqa(text: str) -> str:
-    """TriviaQA: punctuation and curly quotes leave a space, so that "AC/DC" and "AC_DC" match the gold "ac dc"."""
+    """Normalise for TriviaQA: punctuation and curly quotes become a space, so "AC/DC" matches the gold "ac dc"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_SPACED)).split())
 
 
 def normalize_number(text: str) -> str:
-    """GSM8K: the number after ####, or else the number that the text is, in its shortest spelling; "" for other text.
+    """Normalise for GSM8K: the number after ####, or the text if it is a number, in its shortest spelling; else "".
 
     Commas and $ are dropped. "$1,200.50", "1200.5" and "... so #### 1200.50 dollars" give "1200.5"; "167%" is not the
     number 167, and gives "".
@@ -93,8 +91,9 @@ def normalize_number(text: str) -> str:
 
 
 def normalize_own(text: str) -> str:
-    """Questions of one's own: as `normalize_answer`, but punctuation with a meaning stays (-5, 1.5, 10:15, C++, x<y), and an
-    answer that is an article, such as option A, is compared too.
+    """Normalise for questions of one's own: as `normalize_answer`, but punctuation with a meaning stays.
+
+    Examples: -5, 1.5, 10:15, C++, x<y. An answer that is an article, such as option A, is compared too.
     """
     text = unicodedata.normalize("NFC", text.lower()).translate(_SPELLED)
     text = _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text))
@@ -113,25 +112,25 @@ _NORMALIZERS: Mapping[str, Normalizer] = {
 
 
 def normalizer(benchmark: str) -> Normalizer:
-    """How the official script of a benchmark normalises answers: `normalize_answer` where it has no way of its own."""
+    """Return the normalisation of a benchmark's official script; `normalize_answer` by default."""
     return _NORMALIZERS.get(benchmark, normalize_answer)
 
 
 def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """1.0 where the normalised prediction equals a normalised gold answer or alias."""
+    """Return 1.0 if the normalised prediction equals a gold answer or alias."""
     normalized, bare = _normalize_golds(golds, normalize)
     return float(normalize(prediction) in normalized or _is_bare(prediction, bare))
 
 
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """1.0 where a normalised gold is a substring of the normalised prediction (cover EM). To report, never to reward."""
+    """Return 1.0 if a normalised gold is part of the prediction (cover EM). To report, never to reward."""
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
     return float(any(gold in predicted for gold in normalized) or _is_bare(prediction, bare))
 
 
 def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> Scores:
-    """The four scores of an answer, each its maximum over the golds, as in `2wikimultihop_evaluate_v1.1.py`."""
+    """Score an answer: the maximum of each score over the golds, as in `2wikimultihop_evaluate_v1.1.py`."""
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
     scores = [_score_one(predicted, gold) for gold in normalized]
@@ -141,21 +140,25 @@ def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer =
 
 
 def support_scores(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Scores:
-    """Scores of a set of supporting facts, `(title, sentence index)` pairs, or of titles.
-    2WikiMultihopQA's script lower-cases the titles first."""
+    """Score a set of supporting facts, `(title, sentence index)` pairs, or of titles.
+
+    2WikiMultihopQA's script lower-cases the titles first.
+    """
     predicted, gold = set(predicted), set(gold)
     hits = len(predicted & gold)
     return _scores(float(predicted == gold), hits / len(predicted), hits / len(gold)) if hits else _ZERO
 
 
 def joint_scores(answer: Scores, support: Scores) -> Scores:
-    """HotpotQA's joint scores: the products of the exact matches, of the precisions and of the recalls."""
+    """Multiply exact matches, precisions and recalls: HotpotQA's joint scores."""
     return _scores(answer.em * support.em, answer.precision * support.precision, answer.recall * support.recall)
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """The unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
-    Raises ValueError: ``attempts`` is less than ``k`` or ``solved``."""
+    """Estimate pass@k without bias: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
+
+    Raises a ValueError if ``attempts`` is less than ``k`` or ``solved``.
+    """
     if not 1 <= k <= attempts or not 0 <= solved <= attempts:
         raise ValueError(f"pass@{k} cannot be told from {attempts} attempts of which {solved} solved the question")
     return 1 - comb(attempts - solved, k) / comb(attempts, k)
@@ -164,8 +167,10 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
 def bootstrap_interval(
     values: Sequence[float], confidence: float = 0.95, samples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean (Efron 1979), from `samples` resamples.
-    Raises ValueError: there are no values, or `confidence` is not between 0 and 1."""
+    """Compute the percentile bootstrap interval of the mean (Efron 1979).
+
+    Raises a ValueError without values, or if `confidence` is not between 0 and 1.
+    """
     if len(values) == 0:
         raise ValueError("a bootstrap interval needs at least one value")
     if not 0 < confidence < 1:

@@ -27,26 +27,26 @@ HELD_OUT = 2**31  # added to the seeds of held-out episodes; training draws its 
 
 
 class ToolEnv(gymnasium.Env[str, str]):
-    """One conversation: ``step(text)`` takes an assistant turn and returns what comes back.
+    """One conversation: ``step(text)`` takes an assistant turn and returns the reply.
 
-    A subclass is a task. It defines how an episode starts (`begin`), what each turn came to (`evaluate_turn`) and how
-    that is rewarded (`REWARD`, weighted terms; `PRESETS`, others by name).
+    A subclass is a task. It defines how an episode starts (`begin`), the outcome of each turn (`evaluate_turn`) and its reward
+    (`REWARD`, weighted terms; `PRESETS`, others by name).
 
-    ``step`` is `parse` and `resolve`, between which a vector of environments runs all calls in one batch.
+    ``step`` is `parse` and `resolve`; between them, a vector of environments runs all calls in one batch.
 
     Args:
-        tools: what the agent may call; a plain function with type hints and a docstring is one (see `FunctionTool`).
-        instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds how the format wants calls written.
-        format: how turns are written: "tags", "ragen", "hermes", "react" or "native"; or one of your own, a subclass of
-            `Format` or ``"module:Class"``.
+        tools: tools of the agent; a plain function with type hints and a docstring is one (see `FunctionTool`).
+        instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds the syntax of calls.
+        format: syntax of turns: "tags", "ragen", "hermes", "react" or "native"; or your own, a subclass of `Format` or
+            ``"module:Class"``.
         answers: whether the agent ends the episode with a final answer.
-        max_turns: after this many turns the episode is truncated.
+        max_turns: turns after which the episode is truncated.
         max_calls: a turn with more calls is invalid.
-        max_total_calls: calls in the whole episode; a turn that would exceed them is invalid.
-        max_tokens: once the first observation, the turns and what came back add up to more, the episode is truncated;
-            a turn too long for the rest is rejected. The system prompt does not count.
+        max_total_calls: calls of the episode; a turn that would exceed them is invalid.
+        max_tokens: tokens of the first observation, turns and replies after which the episode is truncated. A turn too long for
+            the rest is rejected. The system prompt does not count.
         tokenizer: counts these tokens: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
-        context: what the agent sees of its past, see `agent_envs.context.make_context`. A rewritten one is in
+        context: what the agent sees of its past, see `agent_envs.context.make_context`. A rewritten context is in
             ``info["context"]``.
         rewards: see `agent_envs.rewards.make_reward`.
         instructions_in_observation: put the system prompt before the first observation; ``info["instructions"]`` is then "".

@@ -1,4 +1,4 @@
-"""The values that tools, formats and environments exchange."""
+"""Values that tools, formats and environments exchange."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A request to run one tool. ``id`` is the name that formats with call ids gave it."""
+    """A request to run one tool. ``id`` comes from formats with call ids."""
 
     name: str
     arguments: dict[str, Any]
@@ -15,13 +15,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool did; what it means for the task is decided by the environment.
+    """The result of a tool; the environment decides what it means for the task.
 
     Attributes:
         text: what the agent reads.
-        data: the raw result for the environment's own bookkeeping; for a search, the list of passages.
-        ok: False where the call failed; ``text`` then says why.
-        fault: the tool itself broke or ran out of time, which no call should make it do: not the agent's mistake.
+        data: the raw result for the environment's own records; for a search, the list of passages.
+        ok: False if the call failed; ``text`` then gives the reason.
+        fault: the tool itself broke or ran out of time (a tool failure), which is not the agent's mistake.
     """
 
     text: str
@@ -32,11 +32,11 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One parsed assistant turn: tool calls, or a final answer, or an error that the agent should read.
+    """A parsed assistant turn: tool calls, a final answer, or an error for the agent.
 
     Attributes:
-        thought: the reasoning in front of them, where the format has a place for it; None where it was left out.
-        unfinished: what is wrong with the turn is that it ends within a thought, a call or an answer.
+        thought: the reasoning before calls and answer, if the format has a place for it; None without one.
+        unfinished: the turn ends within a thought, a call or an answer.
         cut: sampling reached its limit before the turn ended, so the turn is no action.
     """
 
@@ -49,7 +49,7 @@ class Turn:
 
     @property
     def is_mistake(self) -> bool:
-        """Whether the turn is invalid by the agent's own doing: unreadable, and not `CUT`."""
+        """Whether the turn is malformed by the agent's own mistake, and not `CUT`."""
         return self.error is not None and self.error != CUT.error
 
 
@@ -58,7 +58,7 @@ CUT = Turn(error="The turn was cut at the longest length that a turn may have, b
 
 @dataclass(slots=True)
 class History:
-    """What has happened in an episode so far, kept by the environment."""
+    """The turns and calls of an episode, kept by the environment."""
 
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -66,13 +66,13 @@ class History:
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """What a turn came to, as the task reports it.
+    """The result of a turn, as the task reports it.
 
     Attributes:
-        metrics: numbers that reward terms are made from; they are shown in ``info`` as well.
-        info: anything else for ``info``.
+        metrics: numbers for reward terms, also in ``info``.
+        info: other entries of ``info``.
         terminated: the task ended with this turn, as a solved puzzle does; a final answer always ends it.
-        truncated: a budget of the task's own ran out.
+        truncated: a budget of the task ran out.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class TurnOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """A turn as reward terms see it: the agent's own text and the environment's own records, nothing a tool wrote."""
+    """A turn as reward terms see it: the agent's text and the environment's records, no tool output."""
 
     turn: Turn
     metrics: dict[str, float]  # the task's, after this turn

@@ -18,7 +18,7 @@ VectorStep = tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, Info]  #
 
 
 class ToolVectorEnv(VectorEnv):
-    """``num_envs`` copies of a `ToolEnv` that share what they can, such as an index.
+    """``num_envs`` copies of a `ToolEnv` that share an index and batch their tool calls.
 
     Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
@@ -164,7 +164,7 @@ def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
 
 
 def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
-    """The entry point that ``gymnasium.make_vec`` wants, for a task."""
+    """Make the entry point of a task for ``gymnasium.make_vec``."""
 
     def make_vector(num_envs: int = 1, autoreset_mode: Any = "DISABLED", **kwargs: Any) -> ToolVectorEnv:
         if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):

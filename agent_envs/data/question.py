@@ -21,7 +21,7 @@ _DATA = re.compile(r'\s*\{[^\[\]{}]*"Data"\s*:\s*\[')
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question with its gold answer and, where the benchmark gives them, what supports it.
+    """A question with its gold answer and, if the benchmark has them, supporting facts.
 
     `supporting_titles` names the gold paragraphs; in MuSiQue a title may come twice. `supporting_paragraphs` has the
     `paragraph_key` of each, or is empty. `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index)
@@ -52,7 +52,7 @@ def paragraph_key(text: str) -> str:
 
 
 def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """Read questions from a file whose rows have the fields of `Question`, lists for tuples.
+    """Read questions from a file of rows with the fields of `Question`.
 
     `id`, `question` and `answer` are required; other fields may be absent or null; unknown ones are ignored. Without
     `supporting_titles` they are those of `supporting_facts`. HTML entities become characters, as they do in passages.

@@ -21,9 +21,11 @@ SOURCES = ("auto", "local", "hub")
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A split of a benchmark with the corpus to search.
-    `source` says for reports where the data came from, such as "hub:hotpotqa/hotpot_qa@1908d6a", and in brackets what it
-    lacks (see `agent_envs.data.local.find_faults`)."""
+    """A split of a benchmark, with the corpus to search.
+
+    `source` names the origin of the data for reports, such as "hub:hotpotqa/hotpot_qa@1908d6a", and in brackets what it lacks
+    (see `agent_envs.data.local.find_faults`).
+    """
 
     name: str
     split: str
@@ -33,9 +35,9 @@ class Benchmark:
 
 
 class DataUnavailable(LookupError):
-    """No place has the benchmark; `tried` holds (place, reason) for each. Raised with `source="auto"` only.
+    """No source has the benchmark; `tried` holds (source, reason) for each.
 
-    A caller that continues with a stand-in must show `stand_in_warning(error)`.
+    Raised with `source="auto"` only. A caller that continues with a stand-in must show `stand_in_warning(error)`.
     """
 
     def __init__(self, name: str, split: str, tried: tuple[tuple[str, str], ...]):
@@ -55,7 +57,7 @@ def load_benchmark(
     questions_only: bool = False,
     source: str = "auto",
 ) -> Benchmark:
-    """Load a split of a benchmark from the first place that has it.
+    """Load a split of a benchmark from the first source that has it.
 
     Args:
         name: "hotpotqa", "2wikimultihopqa" or "musique", whose questions come with paragraphs to search in; "bamboogle",

@@ -11,12 +11,12 @@ from agent_envs.types import ToolCall, ToolResult, Turn
 
 
 class Format(Protocol):
-    """How an agent writes its calls and answers, and how results are shown to it.
+    """The syntax of calls, answers and results.
 
-    A format knows syntax alone: whether there is such a tool, and whether the arguments fit it, is not its business.
+    A format knows syntax only: it does not check whether a tool exists or whether the arguments fit it.
 
     Attributes:
-        name: what `make_format` knows it by.
+        name: its name for `make_format`.
         stop: strings that end a turn, for the sampler.
         tags: what it writes beside ``<think>`` that some tokenizers have as special tokens too.
     """

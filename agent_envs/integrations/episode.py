@@ -1,11 +1,11 @@
-"""One conversation with an environment, in the words of chat models: messages, text, tools as JSON schemas.
+"""One conversation with an environment, in the terms of chat models: messages, text, tools as JSON schemas.
 
 - The model sees `Episode.start` and `Reply.text` only: no rewards, metrics or golds.
 - Equal seeds and turns give what ``gymnasium.make`` gives. ``start(seed)`` is the same question in any process; ``attempt``
   varies chance after the start, as on slippery ice.
-- No turn raises: an unreadable one gets a reply that says what was wrong.
-- `Episode.step` takes text in the format of the environment. With ``native=True`` `Episode.call` takes function calls, shown
-  by `Episode.tools`; `Reply.results` go back as tool messages, and the final answer is the function ``answer``.
+- No turn raises: a malformed turn gets a reply with the reason.
+- `Episode.step` takes text in the format of the environment. With ``native=True`` `Episode.call` takes function calls, listed by
+  `Episode.tools`; `Reply.results` return as tool messages, and the final answer is the function ``answer``.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ _FINISH = " To finish, call answer with the final answer alone."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What comes back to a turn.
+    """The environment's reply to a turn.
 
     Attributes:
         text: the next observation; empty after a final answer.
-        reward: of this turn.
+        reward: reward of this turn.
         terminated, truncated: the episode is over.
-        metrics: numbers for logs: those of the task, ``reward/<term>``, ``turns``, ``calls``, ``tool_faults``, and ``score``,
-            the measure that the task reports, once it is over.
-        results: bare, without the tags of a format: a text for each call of the turn, in order; or one that says what was
-            wrong with the turn; none after a final answer.
-        context: the messages that take the place of all after the system prompt; None where the conversation only grows.
+        metrics: numbers for logs: the task's, ``reward/<term>``, ``turns``, ``calls``, ``tool_faults``, and ``score``, the task's
+            own measure, at the end of the episode.
+        results: bare, without the tags of a format: a text for each call of the turn, in order, or one text with the error of the
+            turn; empty after a final answer.
+        context: the messages that replace all after the system prompt; None if the conversation only grows.
     """
 
     text: str
@@ -63,14 +63,14 @@ class Reply:
 class Episode:
     """One conversation at a time with an environment; `start` begins another.
 
-    ``id`` and ``env_kwargs`` are those of `agent_envs.integrations.hosting.make`; ``native``: the agent acts by calls.
+    ``id`` and ``env_kwargs`` are those of `agent_envs.integrations.hosting.make`; ``native``: the agent acts by function calls.
 
     Attributes:
         env: the environment, for what is not in a `Reply`, such as ``env.question``.
-        rewards: of the turns so far.
+        rewards: rewards of the turns so far.
         metrics: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
         done: no episode is running.
-        info: of the reset; never for the agent.
+        info: info of the reset; never for the agent.
 
     Raises:
         ValueError: with ``native``, for a format, or a task that draws other tools for each episode.
@@ -102,7 +102,7 @@ class Episode:
 
     @property
     def max_turns(self) -> int:
-        """After so many turns the episode is truncated."""
+        """Turns after which the episode is truncated."""
         return self.env.max_turns
 
     def start(
@@ -162,20 +162,20 @@ class Episode:
 
 
 def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
-    """``n`` questions for a dataset, each as its seed, its split ("" where none is given) and its messages."""
+    """Draw ``n`` questions for a dataset, each as its seed, its split ("" without one) and its messages."""
     episode, split = Episode(id, **options), options.get("split", "")
     for chosen in np.random.default_rng(seed).integers(2**31, size=n).tolist():
         yield chosen, split, episode.start(chosen)
 
 
 def check_question(messages: Sequence[Message], prompt: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a ValueError where a row of a dataset has other messages than the environment gives to its seed."""
+    """Raise a ValueError if a row of a dataset has other messages than the environment gives for its seed."""
     if list(messages) != [{"role": message["role"], "content": message["content"]} for message in prompt]:
         raise ValueError("the dataset has other questions than the environment: give both the same arguments")
 
 
 def raise_on_tool_failure(reply: Reply, library: str) -> None:
-    """Raise a RuntimeError where a tool broke in a turn, for libraries that cannot leave an episode out."""
+    """Raise a RuntimeError after a tool failure, for libraries that cannot leave an episode out."""
     if reply.metrics["tool_faults"]:
         broken = f"a tool broke, so the return says nothing about the policy: {'; '.join(reply.results)[:200]}"
         raise RuntimeError(
@@ -200,12 +200,12 @@ async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episod
 
 
 def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = False) -> tuple[Reply, list[Message]]:
-    """Take the turn in an assistant message of a chat API: its calls where the episode is native, else its content.
+    """Take the turn in an assistant message of a chat API: its calls if the episode is native, else its content.
 
-    ``cut``: the message was cut by its length, so it is no action.
+    ``cut``: the message reached its length limit, so it is no action.
 
     Returns:
-        The reply, and the messages that answer it: a result for each call, or one from the user.
+        The reply, and the messages that answer the turn: a result for each call, or one message from the user.
     """
     said = message.get("content") or ""
     if cut and not said and (thought := message.get("reasoning_content")):
@@ -244,8 +244,10 @@ def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[
 
 
 def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
-    """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments. ``cut``: the numbers
-    of those whose turn was cut."""
+    """`Episode.step` of many at once, with their tool calls in one batch.
+
+    ``cut``: the numbers of the episodes with a cut turn.
+    """
     numbered = enumerate(zip(episodes, texts, strict=True))
     turns = [episode.env.parse(text, number in cut) for number, (episode, text) in numbered]
     pairs = zip(episodes, turns, strict=True)

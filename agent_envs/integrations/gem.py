@@ -1,4 +1,4 @@
-"""GEM's environments. Tested with gem-llm 0.1.0.
+"""Adapter for GEM's environments. Tested with gem-llm 0.1.0.
 
     from agent_envs.integrations import gem as plug
 
@@ -22,11 +22,11 @@ from agent_envs.registration import IDS
 
 
 def register(*ids: str, **env_kwargs: Any) -> None:
-    """Make environments known to ``gem.make`` and ``gem.make_vec``.
+    """Register environments for ``gem.make`` and ``gem.make_vec``.
 
     Args:
-        ids: all of this suite where none is given.
-        env_kwargs: of the environments; those of ``gem.make`` come on top.
+        ids: ids to register; all of this suite by default.
+        env_kwargs: arguments of the environments; ``gem.make`` adds its own.
     """
     for id in ids or IDS:
         ENV_REGISTRY.pop(id, None)  # GEM refuses a second time, as in a notebook
@@ -46,7 +46,7 @@ class GemEnv(gem.Env):
         check_text(self._episode, "GEM")
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode; GEM's own way to seed, Python's and NumPy's global generators, is left alone."""
+        """Start an episode. The global generators of Python and NumPy, GEM's way to seed, are not used."""
         chosen = int(self._rng.integers(2**31)) if seed is None else seed
         system, user = (message["content"] for message in self._episode.start(chosen))
         return f"{system}\n\n{user}", {"seed": chosen}

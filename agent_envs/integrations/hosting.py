@@ -1,9 +1,9 @@
-"""Any environment that speaks text, as one of this suite: what our trainer and our adapters take.
+"""Environments of others that speak text, as environments of this suite.
 
     >>> env = agent_envs.host(GuessTheNumber, instructions="Guess a number from 1 to 10.")
     >>> observation, info = env.reset(seed=0)
 
-`make` does it for a registered id, so that ``python -m trainers.grpo --env my_module:Mine/Plain-v0`` needs nothing else.
+`make` does it for a registered id: ``python -m trainers.grpo --env my_module:Mine/Plain-v0`` needs nothing else.
 """
 
 import inspect
@@ -37,17 +37,17 @@ class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):
 
 
 class HostedEnv(ToolEnv):
-    """Another environment behind the interface of a `ToolEnv`: the agent's text is its action, its text the observation.
+    """An environment that speaks text, with the interface of a `ToolEnv`: the agent's text is its action.
 
-    A ValueError of its ``step`` is the agent's mistake; any other error truncates the episode as a tool failure. ``score`` is
-    the sum of the rewards so far, or the ``success`` that the environment reports in its info.
+    A ValueError of its ``step`` is the agent's mistake; any other error truncates the episode as a tool failure. ``score`` is the
+    sum of the rewards, or the ``success`` that the environment reports in its info.
 
     Args:
         env_fn: makes the environment, whose observations are strings. It need not be a `gymnasium.Env`.
         instructions: the system prompt; by default ``info["instructions"]`` at reset.
         format: "plain", the text itself without a thought at its start; or one in which the agent calls the tool ``act``.
-        split: ``"train"`` or ``"validation"``, whose seeds are shifted by 2**31 for an environment without splits.
-        max_turns: after this many turns the episode is truncated.
+        split: ``"train"`` or ``"validation"``, with seeds shifted by 2**31 for an environment without splits.
+        max_turns: turns after which the episode is truncated.
         common: other arguments of `ToolEnv`.
     """
 
@@ -130,7 +130,7 @@ class HostedEnv(ToolEnv):
 
 
 def host(env_fn: Callable[[], Any], instructions: str = "", **options: Any) -> HostedEnv:
-    """An environment that speaks text as one of this suite; for the arguments see `HostedEnv`.
+    """Wrap an environment that speaks text; for the arguments see `HostedEnv`.
 
     To train in it by name, register a function that returns it:
 

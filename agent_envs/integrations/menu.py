@@ -17,14 +17,14 @@ from agent_envs.games.boards import board_rows
 
 
 class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """An environment of text with ``Discrete`` actions and ``Box`` observations. A choice is a turn of one action.
+    """A text environment with ``Discrete`` actions and ``Box`` observations.
 
-    Observations are float32 in [0, 1]. Of a board, [cells * symbols + 1]: one-hot cells, row by row, and the share of the
-    turns that is left. Elsewhere, [max_bytes]: UTF-8 bytes / 255, padded with zeros.
+    A choice is a turn of one action. Observations are float32 in [0, 1]. For a board, [cells * symbols + 1]: one-hot cells, row
+    by row, and the share of turns left. Otherwise, [max_bytes]: UTF-8 bytes / 255, padded with zeros.
 
     Args:
         env: an environment with a menu. It is reset once, to count the choices.
-        max_bytes: of a text.
+        max_bytes: longest text, in bytes.
 
     Raises:
         ValueError: the environment has no menu; a text is longer than ``max_bytes``; an action is not on the menu.

@@ -50,7 +50,7 @@ class Seen(Observation):
 
 
 class AgentR1Environment(Environment):
-    """A session; the arguments are those of `Episode`."""
+    """A session of OpenEnv's server; the arguments are those of `Episode`."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -99,8 +99,10 @@ class AgentR1Environment(Environment):
 
 
 def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
-    """The FastAPI application of OpenEnv's server; ``split`` is the one of clients that do not name theirs.
-    Raises ValueError: for a rewritten context: the history is the client's."""
+    """Make the FastAPI application of OpenEnv's server.
+
+    ``split`` is the split of clients that name none. Raises a ValueError for a rewritten context: the history is the client's.
+    """
     episode = Episode(id, **env_kwargs)  # fails here, and not at a client's first reset
     if episode.env.context is not None:
         raise ValueError("OpenEnv's clients keep the history themselves: leave context at 'append'")

@@ -22,10 +22,10 @@ from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequen
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with the columns ``input``, the question, and ``label``, its seed and split as
-    JSON: for ``--data.input_key input --data.label_key label``.
+    """``n`` questions as a `datasets.Dataset` with the columns ``input`` and ``label``.
 
-    ``env_kwargs`` are those of `executor`, but for ``split``: each question is run in its own. ``seed`` draws the questions.
+    ``input`` is the question, ``label`` its seed and split as JSON: for ``--data.input_key input --data.label_key label``.
+    ``env_kwargs`` are those of `executor`, except ``split``: each question runs in its own. ``seed`` draws the questions.
     """
     from datasets import Dataset
 
@@ -37,8 +37,10 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
-    """An ``AgentExecutor`` that runs `dataset`'s questions, with prompts by the tokenizer's chat template.
-    Raises ValueError: a context that is rewritten on the way."""
+    """Make an ``AgentExecutor`` that runs `dataset`'s questions.
+
+    Prompts are written by the tokenizer's chat template. Raises a ValueError if a context is rewritten during an episode.
+    """
     check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
     make = staticmethod(lambda **split: Episode(id, **env_kwargs | split))
     return type("AgentExecutor", (_Executor,), {"_make": make})

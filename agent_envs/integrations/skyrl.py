@@ -17,14 +17,19 @@ from agent_envs.integrations.token_episode import check_one_sequence, check_text
 
 
 def register(id: str, **env_kwargs: Any) -> None:
-    """Make an environment known to ``skyrl_gym.make``, under its own id, which is the ``env_class`` of the dataset's rows."""
+    """Register an environment for ``skyrl_gym.make``, under its own id.
+
+    The id is the ``env_class`` of the dataset's rows.
+    """
     skyrl_gym.registry.pop(id, None)  # SkyRL refuses a second time, as in a notebook
     skyrl_gym.register(id, "agent_envs.integrations.skyrl:AgentR1Env", {"env_id": id, **env_kwargs})
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``.
-    ``env_kwargs`` are those of `register`, but for ``split``: each question is run in its own. ``seed`` draws the questions."""
+    """``n`` questions as a `datasets.Dataset` with SkyRL's columns, ``seed`` and ``split``.
+
+    ``env_kwargs`` are those of `register`, except ``split``: each question runs in its own. ``seed`` draws the questions.
+    """
     from datasets import Dataset
 
     rows = [
@@ -71,7 +76,7 @@ class AgentR1Env(BaseTextEnv):
         return BaseTextEnvStepOutput(observations=observations, reward=reply.reward, done=reply.done, metadata=numbers)
 
     def get_metrics(self) -> dict[str, float]:
-        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
+        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 before the episode has ended."""
         return {"score": 0.0, **self._episode.metrics}
 
     def close(self) -> None:

@@ -9,16 +9,16 @@ from agent_envs.stopping import StopChecker
 
 
 class TokenEpisode:
-    """An `Episode` whose turns are ids, the same as in `trainers.rollouts.rollout`.
+    """An `Episode` in token ids, the same as in `trainers.rollouts.rollout`.
 
-    ``eos_ids`` are what the model may end a turn with, beside the tokenizer's own eos.
+    ``eos_ids``: ids that the model may end a turn with, beside the tokenizer's own eos.
 
     Attributes:
-        prompt: ids before the first turn, or before the next one where the environment rewrites the context.
-        ids: sampled turns and what came back to them, after the prompt.
+        prompt: ids before the first turn, or before the next turn if the environment rewrites the context.
+        ids: sampled turns and the replies, after the prompt.
         mask: which of ``ids`` were sampled.
-        logprobs: of ``ids``, 0.0 where the environment speaks.
-        was_cut: the last turn has no end, so sampling reached its limit; it is no action.
+        logprobs: log-probabilities of ``ids``, 0.0 in the environment's text.
+        was_cut: sampling reached its limit before the last turn ended; the turn is no action.
     """
 
     def __init__(self, episode: Episode, tokenizer: Any, eos_ids: tuple[int, ...] = ()):
@@ -50,9 +50,9 @@ class TokenEpisode:
         """Take a turn.
 
         Args:
-            sampled: its ids; what lies behind the end of the turn is cut off.
-            logprobs: of these.
-            room: how many ids may follow the prompt. The environment truncates the episode where none is left for a turn.
+            sampled: ids of the turn; those after its end are dropped.
+            logprobs: their log-probabilities.
+            room: how many ids may follow the prompt. The environment truncates the episode if none is left for a turn.
         """
         text = self.append_turn(sampled, logprobs)
         if room is not None:
@@ -98,7 +98,7 @@ def check_text(episode: Episode, library: str) -> None:
 
 
 def check_one_sequence(episode: Episode, library: str) -> None:
-    """Raise a ValueError where the context is rewritten on the way."""
+    """Raise a ValueError if the context is rewritten during the episode."""
     if episode.env.context is not None:
         raise ValueError(f"{library} trains an episode as one sequence: leave context at 'append'")
 

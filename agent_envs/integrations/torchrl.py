@@ -22,13 +22,15 @@ from agent_envs.integrations.token_episode import TokenEpisode
 
 
 def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1, **env_kwargs: Any) -> "AgentR1ChatEnv":
-    """A `ChatEnv` over ids: its observation is ``("tokens", "prompt")``, what is read before the next turn, system prompt
-    and all, and its action ``("tokens", "full")``, the same with the turn behind it.
+    """Make a `ChatEnv` over token ids.
+
+    Its observation is ``("tokens", "prompt")``, all ids before the next turn. Its action is ``("tokens", "full")``, the same ids
+    followed by the turn.
 
     Args:
         tokenizer: the policy's, with a chat template.
-        num_envs: the batch size.
-        group_size: so many neighbours get the same questions, as in GRPO.
+        num_envs: batch size.
+        group_size: neighbours that get the same question, as in GRPO.
 
     Raises:
         ValueError: ``group_size`` does not divide ``num_envs``.
@@ -40,13 +42,15 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
 
 
 class AgentR1ChatEnv(ChatEnv):
-    """See `chat_env`. ``set_seed`` decides all questions, unless a reset has ``"seed"``, [num_envs] ints. An environment that has
-    finished waits for its reset.
+    """The environment of `chat_env`.
+
+    ``set_seed`` decides all questions, unless a reset has ``"seed"``, [num_envs] ints. An environment that has finished waits for
+    its reset.
 
     Attributes:
         metrics: a dict for each environment, for logs.
         stop: strings that end a turn, for ``model.generation_config.stop_strings``.
-        max_turns: after so many turns an episode is truncated.
+        max_turns: turns after which an episode is truncated.
     """
 
     def __init__(self, token_episodes: list[TokenEpisode], tokenizer: Any, group_size: int):

@@ -29,9 +29,11 @@ ENDED = "The episode has ended."
 
 
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with ``prompt``, the messages before the first turn, and ``seed``.
-    ``native`` is for `environment_factory`, without it for `rollout_func`; ``env_kwargs`` are those given there, but for
-    ``split``: each question is run in its own. ``seed`` draws the questions."""
+    """``n`` questions as a `datasets.Dataset` with ``prompt`` (messages) and ``seed``.
+
+    ``native`` is for `environment_factory`; without it the rows are for `rollout_func`. ``env_kwargs`` are those given there,
+    except ``split``: each question runs in its own. ``seed`` draws the questions.
+    """
     from datasets import Dataset
 
     rows = [
@@ -45,7 +47,10 @@ def episode_return(
     completions: list, turn_rewards: list | None = None, environments: list | None = None,
     env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
 ) -> list[float | None]:  # fmt: skip
-    """The ``reward_funcs`` for both ways: the return of each episode, None where a tool broke; logs metrics as ``env/…``."""
+    """The ``reward_funcs`` for both: the return of each episode, None after a tool failure.
+
+    Logs metrics as ``env/…``.
+    """
     if environments:
         for environment, messages in zip(environments, completions, strict=True):
             environment._settle(messages)
@@ -66,7 +71,7 @@ def episode_return(
 
 
 def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
-    """A ``rollout_func`` that runs `dataset`'s questions, turns in text, with the ids as they were sampled.
+    """A ``rollout_func`` over `dataset`'s questions, with the sampled ids.
 
     ``env_mask`` tells sampled ids from observations; ``turn_rewards`` is an extra field for reward functions of your own.
     TRL's ``max_completion_length`` bounds a turn; the environment's ``max_turns`` and ``max_tokens`` bound an episode.
@@ -149,14 +154,14 @@ def _check_seed(seed: int | None, native: bool = False) -> int:
 
 
 def environment_factory(id: str, **env_kwargs: Any) -> type:
-    """An ``environment_factory``: a class with a method for each tool, made from its schema, and ``answer``.
+    """An ``environment_factory``: a class with a method for each tool, and ``answer``.
 
-    TRL runs the loop and reads calls by the model's chat template, which must support tools. The calls of a message are one
-    turn. `episode_return`, which has to be the ``reward_funcs``, charges for what TRL never shows the environment: unknown
-    tools, unreadable messages, calls past ``max_tool_calling_iterations``.
+    TRL runs the loop and reads calls by the model's chat template, which must support tools. The calls of a message are one turn.
+    `episode_return` must be the ``reward_funcs``: it penalises what TRL never shows the environment: unknown tools, malformed
+    messages, calls past ``max_tool_calling_iterations``.
 
     Raises:
-        ValueError: a tool whose name cannot be a method's, or a task that native calls cannot follow, see `Episode`.
+        ValueError: a tool's name is not valid for a method, or native calls are not possible in the task, see `Episode`.
     """
     example = Episode(id, native=True, **env_kwargs)
     check_one_sequence(example, "TRL")

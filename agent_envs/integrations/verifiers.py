@@ -23,7 +23,7 @@ from agent_envs.registration import full_id
 
 
 class AgentR1Config(vf.TasksetConfig):
-    """Which environment, under ``--env.taskset.*``."""
+    """Settings of the environment, under ``--env.taskset.*``."""
 
     env: str = "AgentR1/MiniWiki-v0"
     """Registered id, or its middle part; module:Mine/Name-v0 imports a module of your own first."""
@@ -67,7 +67,7 @@ class AgentR1Task(vf.Task[AgentR1Data]):
 
 
 class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
-    """The questions of an environment, without end: the i-th is that of seed i."""
+    """An endless set of an environment's questions: number i has seed i."""
 
     INFINITE = True
 
@@ -85,13 +85,13 @@ class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
 
 
 class AgentR1EnvConfig(vf.SingleAgentEnvConfig):
-    """The harness runs here, and executes nothing: no sandbox is rented for it."""
+    """Settings of the harness, which runs in this process and needs no sandbox."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 
 
 class AgentR1Env(vf.Env[AgentR1EnvConfig]):
-    """One agent, one episode."""
+    """One episode of one agent."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         await agents.agent.run(task)

@@ -29,8 +29,11 @@ _FIRST_ATTEMPT = secrets.randbelow(2**31)
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with the columns that verl wants; write it with ``to_parquet``.
-    ``env_kwargs`` are those of the loop, but for ``split``: each question is run in its own. ``seed`` draws the questions."""
+    """``n`` questions as a `datasets.Dataset` with verl's columns.
+
+    Write it with ``to_parquet``. ``env_kwargs`` are those of the loop, except ``split``: each question runs in its own. ``seed``
+    draws the questions.
+    """
     from datasets import Dataset
 
     rows = [
@@ -47,10 +50,10 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Runs an episode of the environment ``id`` turn by turn, with the ids as they were sampled.
+    """An agent loop of verl: rolls out an episode of the environment ``id``.
 
-    Raises a ValueError for a context that is rewritten on the way, and a RuntimeError where
-    a tool breaks for ten minutes."""
+    Raises a ValueError if a context is rewritten during the episode, and a RuntimeError if a tool fails for ten minutes.
+    """
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker
 

@@ -30,7 +30,7 @@ print("isolated")
 
 
 def available() -> dict[str, str]:
-    """Each backend with "ok" or the reason why it does not work here. The first call takes a second at most."""
+    """Map each backend to "ok" or the reason why it fails. The first call takes up to a second."""
     return {backend: _state(backend) for backend in BACKENDS}
 
 

@@ -18,18 +18,18 @@ _GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, be
 
 
 class SandboxError(RuntimeError):
-    """No isolation is available here, or the sandbox itself failed. Never the fault of the code that was run."""
+    """No isolation is available, or the sandbox itself failed: never the program's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        stdout, stderr: what was printed, invalid UTF-8 replaced. Beyond ``max_output`` bytes the middle is left out.
-        returncode: as of `subprocess`: minus the signal where one ended it, -9 after a time-out.
-        timed_out: it was stopped when its time was over.
-        truncated: something was left out of ``stdout`` or ``stderr``.
+        stdout, stderr: printed text, with invalid UTF-8 replaced. Beyond ``max_output`` bytes the middle is left out.
+        returncode: as in `subprocess`: minus the signal that ended it, -9 after a timeout.
+        timed_out: the run was stopped at its time limit.
+        truncated: part of ``stdout`` or ``stderr`` was left out.
     """
 
     stdout: str

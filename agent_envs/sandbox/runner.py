@@ -20,7 +20,7 @@ def run(
     max_output: int = 20_000,
     backend: str = "auto",
 ) -> Completed:
-    """Run a Python program in a process of its own, without the caller's files and network.
+    """Run a Python program in its own process, without the caller's files and network.
 
     The call ends half a second after ``timeout`` at the latest.
 
@@ -43,7 +43,10 @@ def run(
 def run_batch(
     codes: Sequence[str], *, stdin: str | Sequence[str] = "", backend: str = "auto", **limits
 ) -> list[Completed]:
-    """`run` for each of many programs, with one ``stdin`` for all or one for each; as many at a time as there are cores."""
+    """`run` for many programs, one per core at a time.
+
+    ``stdin`` is one for all or one for each.
+    """
     if isinstance(codes, str):
         raise ValueError("codes must be a sequence of programs, got one string; use run for a single one")
     inputs = [stdin] * len(codes) if isinstance(stdin, str) else list(stdin)

@@ -16,23 +16,23 @@ from agent_envs.types import ToolResult
 
 
 class ToolError(Exception):
-    """The agent called a tool in a way that cannot work; the agent reads the message."""
+    """A call that cannot work, by the agent's mistake; the agent reads the message."""
 
 
 @dataclass(frozen=True)
 class FunctionTool:
     """A function with type hints and a docstring, as a tool.
 
-    The hints become the JSON schema that arguments are checked against; the docstring's first paragraph is the description and
-    its ``Args:`` describe the parameters. A string is returned as it is, a `ToolResult` untouched, anything else as JSON.
-    `ToolError`, ValueError, ArithmeticError, MemoryError and RecursionError are the agent's mistakes; any other exception, and
-    running out of time, is the tool's own. Calls of one turn run in order; those of async functions together.
+    The hints become the JSON schema of the arguments; the docstring's first paragraph is the description and its ``Args:``
+    describe the parameters. A string is returned as it is, a `ToolResult` untouched, anything else as JSON. `ToolError`,
+    ValueError, ArithmeticError, MemoryError and RecursionError are the agent's mistakes; any other exception, and a timeout, is
+    a tool failure. Calls of one turn run in order; those of async functions together.
 
     Args:
         function: sync or async, with named parameters only.
-        name: in place of the function's own.
-        timeout: seconds for a call, which then runs in a thread; a sync function that does not return goes on there.
-        max_output: characters of the result that the agent gets to read.
+        name: name of the tool, instead of the function's own.
+        timeout: seconds for a call, which then runs in a thread; a sync function that does not return continues there.
+        max_output: characters of the result that the agent reads.
         batch_key: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``batch_key=self``.
     """
 

@@ -15,15 +15,14 @@ UNANSWERED = 3  # calls in a row without an answer from what a tool asks, after 
 
 
 class Tool(Protocol):
-    """Something an agent can call.
+    """Base of the tools that an agent can call.
 
     Optional attributes:
-        batch_key: calls of tools with equal keys run in order, those of one tool that follow each other as one batch. By
-            default each tool object is its own key. Tools that change the same state share a key, such as the environment.
-        interchangeable: tools of one name and batch key may stand in for each other, so the calls of several
-            environments make one batch.
-        io_bound: its calls wait (for a process, for a server), and run in a thread beside those of other batch keys.
-        max_output: characters of a result that the agent gets to read.
+        batch_key: calls of tools with equal keys run in order; consecutive calls of one tool run as one batch. By default each
+            tool object is its own key. Tools that change the same state share a key, such as the environment.
+        interchangeable: tools of one name and batch key can replace each other, so calls of several environments make one batch.
+        io_bound: calls wait (for a process, for a server), and run in a thread beside those of other batch keys.
+        max_output: characters of a result that the agent reads.
     """
 
     @property

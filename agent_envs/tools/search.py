@@ -74,8 +74,8 @@ class SearchTool:
 
     Args:
         k: passages per query.
-        max_chars: of a passage, its title included: see `cut`.
-        max_tokens: of a passage, if ``tokenizer`` is given.
+        max_chars: characters of a passage, its title included: see `cut`.
+        max_tokens: tokens of a passage, if ``tokenizer`` is given.
         tokenizer: an `agent_envs.tool_env.TokenCounter`.
     """
 
@@ -137,9 +137,11 @@ class SearchTool:
 
 @dataclass(eq=False)
 class ReadTool:
-    """Open an article by its title, compared without case: all passages under that title, in full.
-    What is longer than ``max_chars`` comes in parts, asked for as "Title #2". A searcher on a server, or over more than a
-    million passages, is searched for the title, among its first 50 passages."""
+    """Open an article by its title, compared without case, with all its passages.
+
+    Text beyond ``max_chars`` comes in parts, requested as "Title #2". A searcher on a server, or over more than a million
+    passages, is searched for the title, among its first 50 passages.
+    """
 
     name: ClassVar[str] = "read"
     description: ClassVar[str] = "open the article with this title; returns its text in full."

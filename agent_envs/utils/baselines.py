@@ -18,10 +18,10 @@ def run_baselines(
     kwargs: dict[str, Any] | None = None,
     track: Callable[[Iterable], Iterable] = iter,
 ) -> list[dict[str, Any]]:
-    """One row for each script of a task.
+    """Evaluate the scripts of a task, one row each.
 
     Args:
-        episodes: of each script, from ``seed`` on; questions of a file once each, see `sample_instances`. 0 is all of them.
+        episodes: episodes of each script, from ``seed`` on; questions of a file once each, see `sample_instances`. 0 for all.
         track: shows progress, such as ``tqdm``.
 
     Returns:
@@ -30,7 +30,7 @@ def run_baselines(
 
     Raises:
         ValueError: there is nothing to run.
-        RuntimeError: a tool broke.
+        RuntimeError: a tool failed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a stand-in says so in its source, which is in every row

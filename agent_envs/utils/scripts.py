@@ -21,7 +21,7 @@ ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is th
 
 
 def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None = None) -> list[Info]:
-    """One episode, from ``reset(seed=seed)`` on.
+    """Roll out one episode, from ``reset(seed=seed)`` on.
 
     Returns:
         Its turns: dicts with ``observation`` (what the agent read), ``action``, ``reward``, ``terminated``,
@@ -95,8 +95,11 @@ def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] =
 
 
 def sample_instances(env: ToolEnv, count: int) -> list[int]:
-    """The numbers of ``count`` instances to evaluate on, in ascending order; 0 is all, or 500 of those made from seeds.
-    Questions of a file, which may be ordered by kind, are drawn at random, always the same; fewer are some of more."""
+    """Return the numbers of ``count`` instances to evaluate on, in ascending order.
+
+    0 is all, or 500 of those made from seeds. Questions of a file, which may be ordered by kind, are drawn at random, always the
+    same; fewer are a subset of more.
+    """
     if env.questions is None:
         return list(range(count or 500))
     order = list(range(len(env.questions)))
@@ -112,7 +115,7 @@ def is_drawn(env: ToolEnv) -> bool:
 
 
 def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0) -> list[list[Info]]:
-    """Let ``script`` act in numbered instances (see `begin`), as many at once as there are environments.
+    """Roll out ``script`` on numbered instances (see `begin`), one per environment at once.
 
     Returns:
         For each instance its turns: dicts with ``observation``, ``instructions`` (the system prompt), ``action``,
