@@ -29,6 +29,9 @@ BUDGETS = {  # words of a page at most, as `wc -w` counts them
     "docs/models.md": 900,
     "docs/pretrained.md": 1200,
     "docs/one_gpu.md": 500,
+    "docs/speed.md": 700,
+    "docs/scaling.md": 900,
+    "docs/reliability.md": 900,
 }
 RESULT, ALL = 250, 30_000  # a page of docs/results/ and all other pages together
 BUDGETS |= {page.relative_to(ROOT).as_posix(): RESULT for page in (ROOT / "docs/results").glob("*.md")}

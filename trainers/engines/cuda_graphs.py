@@ -1,6 +1,6 @@
 """Decoding steps as CUDA graphs: hundreds of small kernels that are launched at once.
 
-With them a step of a 3 B model takes 8.3 ms on an H200 (docs/speed.md).
+With them a step of a 3 B model takes 9.7 ms on an H200 (docs/results/gpu.md).
 """
 
 import gc
