@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from agent_envs.registration import full_id
+from retrieval_index.command_line import check_port, fail, run
 from retrieval_index.printable import printable
 
 _ID_HELP = 'Registered id, or its middle part: "MiniWiki"; module:Mine/Name-v0 imports a module of your own first.'
-Id = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=_ID_HELP)]
+Id = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=_ID_HELP, metavar="ID")]
 _KWARGS_HELP = "Arguments of the environment as JSON, for example '{\"max_turns\": 3}'."
-Kwargs = Annotated[str, tyro.conf.arg(help=_KWARGS_HELP)]
+EnvKwargs = Annotated[str, tyro.conf.arg(help=_KWARGS_HELP)]
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 
 
 def list_environments() -> None:
@@ -35,37 +38,40 @@ def list_environments() -> None:
         print(f"{id:32} {about}")
 
 
-def describe(id: Id, /, kwargs: Kwargs = "{}", script: str = "oracle", seed: int = 0) -> None:
+def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int = 0) -> None:
     """Print what an agent sees, may do and earns, and an episode of a script, as Markdown.
 
     Args:
-        script: whose episode: oracle, scripted or random, where the task has one.
+        script: which of the task's scripts; by default its oracle, or else its last one.
         seed: which episode.
     """
     from agent_envs.utils.describe import page
 
-    id, options = full_id(id), _parse_kwargs(kwargs)
+    id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
         text = page(id, options, script, seed)
     print(printable(text))
 
 
-def play(id: Id, /, kwargs: Kwargs = "{}", seed: int | None = None) -> None:
+def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | None = None) -> None:
     """Be the agent: read the observation, type a turn, see what it earns. An empty line shows how turns look.
 
     To watch a model, python -m trainers.play.
 
     Args:
+        script: watch this script of the task instead.
         seed: which episode; a random one by default.
     """
-    id, options = full_id(id), _parse_kwargs(kwargs)
+    id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
         from agent_envs.integrations.hosting import make
+        from agent_envs.utils.scripts import find_script
 
-        _play(make(id, **options), seed)  # a judge that does not answer is said in a line, too
+        env = make(id, **options)
+        _play(env, seed, find_script(env, script) if script else None)  # a judge that is away is said in a line, too
 
 
-def check(id: Id, /, kwargs: Kwargs = "{}", steps: int = 200) -> None:
+def check(id: Id, /, env_kwargs: EnvKwargs = "{}", steps: int = 200) -> None:
     """Check that an environment keeps the promises of this suite (agent_envs.utils.checker).
 
     Args:
@@ -74,7 +80,7 @@ def check(id: Id, /, kwargs: Kwargs = "{}", steps: int = 200) -> None:
     from agent_envs.integrations.hosting import make_registered
     from agent_envs.utils.checker import CheckFailed, check_agent_env
 
-    id, options = full_id(id), _parse_kwargs(kwargs)
+    id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
         env = make_registered(id, **options)
         assert env.spec is not None
@@ -86,14 +92,14 @@ def check(id: Id, /, kwargs: Kwargs = "{}", steps: int = 200) -> None:
 
 
 def baselines(
-    ids: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, kwargs: Kwargs = "{}", episodes: int = 200,
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, env_kwargs: EnvKwargs = "{}", episodes: int = 200,
     seed: int = 0, out: Path | None = None,
 ) -> None:  # fmt: skip
     """Print the scores of random, scripted and all-knowing agents on tasks, in one table.
 
     Args:
         ids: registered ids, or their middle parts; by default all of them that can be made here.
-        episodes: of each agent; of the training split, unless --kwargs says '{"split": "validation"}'.
+        episodes: of each agent; of the training split, unless --env-kwargs says '{"split": "validation"}'.
         seed: of the first episode.
         out: a JSON file for the rows.
     """
@@ -106,7 +112,7 @@ def baselines(
     import agent_envs
     from agent_envs.utils.baselines import run_baselines, table
 
-    options, rows = _parse_kwargs(kwargs), list[dict[str, Any]]()
+    options, rows = _parse_kwargs(env_kwargs), list[dict[str, Any]]()
     for id in map(full_id, ids or agent_envs.IDS):
         try:
             with _exit_on_user_error(id):
@@ -124,7 +130,9 @@ def baselines(
         out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def serve(id: Id, /, kwargs: Kwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128) -> None:
+def serve(
+    id: Id, /, env_kwargs: EnvKwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128
+) -> None:
     """Serve an environment to trainers elsewhere, by OpenEnv's server (pip install 'agent-r1-envs[openenv]').
 
     Each client has episodes of its own: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
@@ -135,10 +143,9 @@ def serve(id: Id, /, kwargs: Kwargs = "{}", host: str = "127.0.0.1", port: int =
         port: to listen at.
         sessions: clients at once.
     """
-    id, options = full_id(id), _parse_kwargs(kwargs)
-    if not 0 <= port < 2**16:
-        raise SystemExit(f"port must be 0 (any that is free) to 65535, got {port}")
+    id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
+        check_port(port, host)
         from agent_envs.integrations.openenv import make_app
 
         app = make_app(id, sessions, **options)
@@ -147,7 +154,7 @@ def serve(id: Id, /, kwargs: Kwargs = "{}", host: str = "127.0.0.1", port: int =
     uvicorn.run(app, host=host, port=port)
 
 
-def new(name: Annotated[str, tyro.conf.Positional], /) -> None:
+def new(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], /) -> None:
     """Begin a task of your own: a folder with a small one that is tested and trains, to write over.
 
     Args:
@@ -158,14 +165,14 @@ def new(name: Annotated[str, tyro.conf.Positional], /) -> None:
     try:
         folder = skeleton.write(name, Path())
     except (ValueError, OSError) as error:
-        raise SystemExit(f"new: {error}") from error
+        raise SystemExit(str(error)) from error
     files = ", ".join(sorted(path.name for path in folder.iterdir()))
     commands = (folder / "README.md").read_text(encoding="utf-8").split("```")[1].strip()
     print(f"{folder}: {files}\n\ncd {folder}\n{commands}")
 
 
 def view(
-    path: Annotated[Path, tyro.conf.Positional], /, episode: str = "",
+    path: Folder, /, episode: str = "",
     filter: Literal["all", "right", "wrong", "invalid", "truncated", "failed"] = "all", grep: str = "",
     unfold: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:  # fmt: skip
@@ -187,10 +194,10 @@ def view(
     except BrokenPipeError:  # of `| head`; what Python flushes at its end goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        raise SystemExit(f"view: {error}") from error
+        raise SystemExit(str(error)) from error
 
 
-def replay(path: Annotated[Path, tyro.conf.Positional], /, kwargs: Kwargs = "{}") -> None:
+def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
     """Take the turns of recorded episodes through their environment again, without a model, and print what changes.
 
     With the arguments of the run, nothing may: a check of determinism. With others, it says what they would have paid.
@@ -200,7 +207,7 @@ def replay(path: Annotated[Path, tyro.conf.Positional], /, kwargs: Kwargs = "{}"
     """
     from agent_envs.utils.replay import report
 
-    options = _parse_kwargs(kwargs)
+    options = _parse_kwargs(env_kwargs)
     with _exit_on_user_error("replay"):
         report(path, options, lambda line: print(printable(line)))
 
@@ -221,26 +228,30 @@ def _parse_kwargs(text: str) -> dict[str, Any]:
     try:
         kwargs = json.loads(text)
     except json.JSONDecodeError as error:
-        raise SystemExit(f"--kwargs is not valid JSON: {error}") from error
+        raise SystemExit(f"--env-kwargs is not valid JSON: {error}") from error
     if not isinstance(kwargs, dict):
-        raise SystemExit(f"--kwargs must be a JSON object, got {text}")
+        raise SystemExit(f"--env-kwargs must be a JSON object, such as '{{\"max_turns\": 3}}', got {text}")
     return kwargs
 
 
-def _play(env, seed: int | None) -> None:
+def _play(env, seed: int | None, script: Callable | None) -> None:
     observation, info = env.reset(seed=seed)
     print(printable(f"{info['instructions']}\n\n{observation}\n"))
     total, done = 0.0, False
+    agent, reply = script(env, random.Random(f"script:{seed}")) if script else None, None
     while not done:
         try:
-            action = input("> ")
+            action = env.format.write(agent.send(reply)) if agent else input("> ")
         except (EOFError, KeyboardInterrupt):
             print()
             return
-        if not action.strip():
+        if agent:
+            print(printable(f"> {action}"))
+        elif not action.strip():
             print("A turn looks like one of these (Ctrl-D ends the game):", *env.action_space.phrases, sep="\n  ")
             continue
-        observation, reward, terminated, truncated, info = env.step(action.replace("\\n", "\n"))
+        observation, reward, terminated, truncated, info = env.step(action if agent else action.replace("\\n", "\n"))
+        reply = observation
         total, done = total + reward, terminated or truncated
         terms = ", ".join(f"{name} {value:+.3g}" for name, value in info["reward_terms"].items() if value)
         print(f"{printable(observation)}\n[reward {reward:+.3g}{': ' + terms if terms else ''}]\n")
@@ -258,7 +269,13 @@ def main() -> None:
     """Run the command that the command line gives; also the entry point of ``agent-envs``."""
     if os.getcwd() not in sys.path:  # as with `python -m`: my_module:Mine/Task-v0 finds a module beside the user
         sys.path.insert(0, os.getcwd())
-    tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="python -m agent_envs")
+    program = "python -m agent_envs"
+    try:
+        run(COMMANDS, program, sys.argv[1:])
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            fail(f"{program} {sys.argv[1]}", end.code)
+        raise
 
 
 if __name__ == "__main__":

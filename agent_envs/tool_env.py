@@ -17,6 +17,7 @@ from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import CUT, History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
+from retrieval_index import hub
 from retrieval_index.printable import printable
 
 if TYPE_CHECKING:
@@ -436,6 +437,8 @@ def _load_tokenizer(name: str):
     try:
         if path.is_file():
             return tokenizers.Tokenizer.from_file(str(path))
+        if hub.is_hub_id(name):
+            hub.check_model(name, "tokenizer.json")
         return tokenizers.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(

@@ -22,18 +22,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from retrieval_index import store
+from retrieval_index import command_line, store
 from retrieval_index.build import Backend, build_folder, load
 from retrieval_index.cache import CachedSearcher
 from retrieval_index.printable import printable
 from retrieval_index.wire import Limits
 
 console = Console()
-app = tyro.extras.SubcommandApp()
 Verify = Literal["full", "fast"]
 
 
-@app.command
 def build(
     corpus: str,
     out: Path,
@@ -83,7 +81,6 @@ def build(
     )
 
 
-@app.command
 def search(
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")],
     /,
@@ -117,7 +114,6 @@ def search(
         console.print(text, "\n", sep="")
 
 
-@app.command
 def info(index: Path) -> None:
     """Show what an index holds, as its manifest says; `verify` checks the files.
 
@@ -127,7 +123,6 @@ def info(index: Path) -> None:
     _describe(index, store.read_manifest(index))
 
 
-@app.command
 def verify(index: Path, how: Verify = "full") -> None:
     """Check the files of an index against their checksums.
 
@@ -141,7 +136,6 @@ def verify(index: Path, how: Verify = "full") -> None:
     console.print(f"{len(files)} files, {size / 1e9:,.2f} GB: intact ({how}, {time.perf_counter() - started:.1f} s).")
 
 
-@app.command
 def serve(
     index: Path,
     host: str = "127.0.0.1",
@@ -170,8 +164,7 @@ def serve(
         from retrieval_index.server import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"the server needs {error.name}: pip install 'agent-r1-envs[server]'") from None
-    if not 0 <= port < 2**16:
-        raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
+    command_line.check_port(port, host)
     limits = Limits(queries=max_batch, topk=max_topk, waiting=max_waiting)
     searcher = load(index, verify=verify, encoder=encoder)
     run(CachedSearcher(searcher, cache) if cache else searcher, host=host, port=port, limits=limits)
@@ -192,10 +185,13 @@ def _describe(index: Path, manifest: dict) -> None:
     console.print(f"parameters: {escape(parameters)}")
 
 
+COMMANDS = {"build": build, "search": search, "info": info, "verify": verify, "serve": serve}
+
+
 def main() -> int:
     """Run the command line; errors that a user can act on are one line, not a traceback."""
     try:
-        app.cli(prog="python -m retrieval_index", description=__doc__)
+        command_line.run(COMMANDS, "python -m retrieval_index", sys.argv[1:], __doc__)
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(printable(str(error)))}", soft_wrap=True)
         return 1

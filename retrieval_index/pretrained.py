@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval_index import hub
+
 BATCH = 64
 _NOT_LOADED = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]  # of a model on the hub
 _BGE = "Represent this sentence for searching relevant passages: "
@@ -143,6 +145,7 @@ def _folder_of(model: str) -> Path:
         raise ValueError(f"there is no folder {model}, and it is no id of a model on the hub") from None
     except LocalEntryNotFoundError:
         pass
+    hub.check_model(model)
     try:
         return Path(snapshot_download(model, ignore_patterns=_NOT_LOADED))
     except OSError as error:

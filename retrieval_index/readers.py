@@ -21,9 +21,8 @@ from typing import NoReturn
 
 from retrieval_index import formats
 from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
+from retrieval_index.hub import PROBE_SECONDS
 from retrieval_index.publish import is_index, outside_indexes
-
-_PROBE_SECONDS = 5.0  # for the hub to answer
 
 
 def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[Passage]:
@@ -304,7 +303,7 @@ def _open_hub(source: str):
         from huggingface_hub import HfApi, constants
 
         if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-            HfApi().dataset_info(name, timeout=_PROBE_SECONDS)  # without a network `load_dataset` tries for minutes
+            HfApi().dataset_info(name, timeout=PROBE_SECONDS)  # without a network `load_dataset` tries for minutes
 
         return load_dataset(name, config or None, streaming=True)
     except Exception as error:  # whatever the HTTP library makes of a hub that does not answer

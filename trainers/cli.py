@@ -3,13 +3,11 @@
 Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 """
 
-import contextlib
-import io
 import itertools
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -95,7 +93,9 @@ def _fill_in(defaults: T, program: str, description: str | None, words: Sequence
     form = _build_form(defaults, shows_all)
     appended = [f.name for f in fields(defaults) if _is_appended(f.type)]  # type: ignore[arg-type]
     start = form(**{f.name: () if f.name in appended else getattr(defaults, f.name) for f in fields(defaults)})  # type: ignore[arg-type]
-    with _in_one_line(program):
+    from retrieval_index.command_line import in_one_line  # here: importing its package takes time
+
+    with in_one_line(program):
         given: Any = tyro.cli(
             form, default=start, prog=program, description=_describe(defaults, description, shows_all), args=words
         )
@@ -136,22 +136,6 @@ def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:
     if hasattr(defaults, "resume"):
         text += f"\n\nMay change on --resume: {', '.join(sorted(config.mutable_on_resume(defaults)))}."
     return "\n".join(textwrap.fill(line, 110) if len(line) > 130 else line for line in text.splitlines())
-
-
-@contextlib.contextmanager
-def _in_one_line(program: str) -> Iterator[None]:
-    """Print what tyro says about a mistake in one line; by itself it draws a box."""
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(output):
-            yield
-    except SystemExit as end:
-        if not end.code:
-            raise
-        lines = [line.strip("│╭╮╰╯─ ") for line in output.getvalue().splitlines()[1:]]  # a rule becomes an empty line
-        parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
-        mistakes = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
-        _fail(program, f"{'; '.join(mistakes)}. --help explains the options")
 
 
 def _is_appended(kind: Any) -> bool:

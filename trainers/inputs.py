@@ -6,7 +6,6 @@ Each function raises a ValueError in one line that says what to do.
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import is_written_here, step_folders
 
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"  # in the folder of a run of sft: what it imitates
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_PROBE_SECONDS = 5.0  # for the hub to answer; its own library tries each file of a model for 24 s
 _WHAT = "give a folder, a GGUF file or a hub id"
 
 
@@ -64,6 +61,8 @@ def check_agent(agent: str, env: str) -> None:
 
 def check_model(path_or_id: str | Path, base_model: str = "") -> None:
     """Check that there is a model to load: a folder, a GGUF file or on the hub; ``base_model`` is the base of an adapter."""
+    from retrieval_index import hub  # here: importing its package takes time
+
     path, name = Path(path_or_id), str(path_or_id)
     if name.lower().endswith(".gguf"):
         _check_gguf(path)
@@ -71,10 +70,10 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
         _check_model_folder(path, base_model)
     elif path.exists():
         raise UserError(f"{name} is a file and no GGUF file: {_WHAT}")
-    elif not is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" beside a folder runs
+    elif not hub.is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" beside a folder runs
         raise UserError(f"there is no model folder {name}: {_WHAT}")
     else:
-        _check_hub_model(name)
+        hub.check_model(name)
 
 
 def check_chat_template(file: str) -> None:
@@ -138,11 +137,6 @@ def check_push(name: str) -> None:
         raise UserError("push_to_hub needs a token that may write: set HF_TOKEN, or run hf auth login")
 
 
-def is_hub_id(name: str | Path) -> bool:
-    """Whether a name can be that of a repository on the hub, and is none of a file or folder here."""
-    return bool(_HUB_ID.fullmatch(str(name))) and not Path(name).exists()
-
-
 def _check_gguf(path: Path) -> None:
     check_package("gguf", f"{path.name}, a GGUF file,", "gguf")
     if not path.is_file():
@@ -153,13 +147,15 @@ def _check_gguf(path: Path) -> None:
 
 
 def _check_model_folder(folder: Path, base_model: str) -> None:
+    from retrieval_index import hub
+
     if (folder / "adapter_config.json").is_file():
         check_package("peft", f"the LoRA adapter in {folder}", "lora")
         named = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         if base_model:
             check_model(base_model)
-        elif named and is_hub_id(named):
-            _check_hub_model(named)
+        elif named and hub.is_hub_id(named):
+            hub.check_model(named)
         elif named and not Path(named).exists():
             raise UserError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
     elif (folder / "config.json").is_file():
@@ -175,38 +171,6 @@ def _read_json(file: Path) -> dict:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} is damaged: {error}") from error
-
-
-def _check_hub_model(name: str) -> None:
-    """That the hub has a model, or the cache. Where the hub cannot be reached and the cache has it, this process asks no more."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    files = ("config.json", "adapter_config.json")
-    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
-    if constants.HF_HUB_OFFLINE:
-        if not cached:
-            here = f"here nor in the cache {constants.HF_HUB_CACHE}"
-            advice = f"HF_HUB_OFFLINE forbids to ask the hub: unset it, or {_WHAT} that is here"
-            raise UserError(f"there is no model {name!r} {here}, and {advice}")
-        return
-    try:
-        HfApi().model_info(name, timeout=_PROBE_SECONDS)
-    except GatedRepoError as error:
-        advice = f"accept its terms at {constants.ENDPOINT}/{name}, and set HF_TOKEN"
-        raise UserError(f"{name} is a gated model: {advice}") from error
-    except RepositoryNotFoundError as error:
-        advice = f"{_WHAT}; for a private one, set HF_TOKEN"
-        raise UserError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
-    except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
-        if not cached:
-            reason = f"{type(error).__name__}: {str(error) or 'no answer'}"
-            raise UserError(
-                f"there is no folder {name!r} here, and {constants.ENDPOINT} cannot be asked for it ({reason}): where there is "
-                f"a network, hf download {name} --local-dir FOLDER gets it, then give that folder"
-            ) from error
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        constants.HF_HUB_OFFLINE = True
 
 
 def check_training(args: ModelArgs) -> None:

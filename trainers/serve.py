@@ -34,7 +34,7 @@ class Args(Checks):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_least(temperature=0, port=0)
+        self.check_least(temperature=0)
 
     def check_inputs(self) -> None:
         """Check what the arguments name."""
@@ -42,6 +42,9 @@ class Args(Checks):
             raise UserError("give --checkpoint, or --model")
         for package in ("fastapi", "uvicorn"):
             inputs.check_package(package, "serve", "agents")
+        from retrieval_index.command_line import check_port  # here: importing its package takes time
+
+        check_port(self.port)
         inputs.check_model(self.checkpoint or self.model, self.model if self.checkpoint else "")
 
 

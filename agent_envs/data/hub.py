@@ -12,9 +12,9 @@ from pathlib import Path
 from agent_envs.data.catalog import CATALOG, parse_records, parser_of
 from agent_envs.data.local import PASSAGES_FILE, NotHere, cache_folder, questions_file
 from retrieval_index import durable
+from retrieval_index.hub import PROBE_SECONDS
 
 ORIGIN_FILE = "origin.json"
-_PROBE_SECONDS = 5.0
 
 
 def find_cached(name: str, split: str) -> tuple[Path, str]:
@@ -57,7 +57,7 @@ def _reachable_revision(repository: str) -> str | None:
 
     if constants.HF_HUB_OFFLINE:
         return None
-    return HfApi().dataset_info(repository, timeout=_PROBE_SECONDS).sha
+    return HfApi().dataset_info(repository, timeout=PROBE_SECONDS).sha
 
 
 def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:

@@ -8,23 +8,22 @@ from typing import Any
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils import baselines
-from agent_envs.utils.scripts import roll_out
+from agent_envs.utils.scripts import find_script, roll_out
 
 
 def page(
-    id: str, kwargs: dict[str, Any] | None = None, script: str = "oracle", seed: int = 0, rows: list[dict] | None = None
+    id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: int = 0, rows: list[dict] | None = None
 ) -> str:
     """Markdown about a registered environment; ``rows`` are those of `agent_envs.utils.baselines.run_baselines`.
-    Raises ValueError: the task has scripts, and none of that name."""
+    ``script``: by default the task's oracle, or else its last one. Raises ValueError: it has none of that name."""
     env = make_tool_env(id, **(kwargs or {}))
-    if env.SCRIPTS and script not in env.SCRIPTS:
-        raise ValueError(f"script must be one of {sorted(env.SCRIPTS)}, got {script!r}")
+    script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(env.SCRIPTS), ""))
     about = (inspect.getdoc(type(env)) or "").replace("``", "`")
     task, _, arguments = about.partition("\n\nArgs:\n")
     arguments, _, rest = arguments.partition("\n\n")
     listed = textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
     observation, info = env.reset(seed=seed)
-    episode = roll_out(env, env.SCRIPTS[script], seed) if env.SCRIPTS else []
+    episode = roll_out(env, find_script(env, script), seed) if script else []
     tasks = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
     parts = [
         f"# {id}",

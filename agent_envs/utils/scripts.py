@@ -20,6 +20,14 @@ Script = Generator[Turn, str, None]
 ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is the environment, of the script's task
 
 
+def find_script(env: ToolEnv, name: str) -> ScriptMaker:
+    """A script of a task. Raises ValueError: it has none of that name."""
+    if name not in env.SCRIPTS:
+        known = f"one of {sorted(env.SCRIPTS)}" if env.SCRIPTS else "left out, for the task has no scripts"
+        raise ValueError(f"script must be {known}, got {name!r}")
+    return env.SCRIPTS[name]
+
+
 def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None = None) -> list[Info]:
     """Roll out one episode, from ``reset(seed=seed)`` on.
 

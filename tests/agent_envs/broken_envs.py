@@ -11,7 +11,7 @@ import numpy as np
 
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 
 _WORDS = tuple(f"word{i}" for i in range(40))
 
@@ -57,6 +57,14 @@ class Digit(ToolEnv):
 
     def evaluate_turn(self, turn, results, done):
         return TurnOutcome({"right": float(turn.answer == self.digit)})
+
+
+def halve(env, rng):
+    yield Turn(answer="5")
+
+
+class Halves(Digit):  # has scripts, and none called as ours are
+    SCRIPTS = {"halving": halve}  # noqa: RUF012
 
 
 class Warns(Digit):  # nothing is wrong here either

@@ -1,13 +1,15 @@
 """``python -m agent_envs``: each command, and what it says to somebody who mistypes."""
 
+import contextlib
 import io
 import json
 import re
 import runpy
+import socket
 import sys
 
 import pytest
-from broken_envs import Adds, Digit, registered
+from broken_envs import Adds, Digit, Halves, registered
 
 import agent_envs
 from agent_envs.types import ToolCall, Turn
@@ -31,11 +33,12 @@ def run(monkeypatch, capsys):
 
 
 def refusal(run, *arguments: str) -> str:
-    """What a command that cannot be done says: a single line, which Python prints with exit code 1."""
-    with pytest.raises(SystemExit) as stopped:
+    """What a command that cannot be done says after its name: a single line."""
+    with pytest.raises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as said:
         run(*arguments)
-    message = stopped.value.code
-    assert isinstance(message, str) and message and "\n" not in message
+    assert stopped.value.code == 2
+    program, _, message = said.getvalue().rstrip("\n").partition(": ")
+    assert program == f"python -m agent_envs {arguments[0]}" and message and "\n" not in message
     return message
 
 
@@ -47,7 +50,7 @@ def test_list_has_a_line_for_each_environment(run):
 
 def test_describe_shows_the_task_an_episode_and_the_arguments(run):
     for name in ("MiniWiki", "AgentR1/MiniWiki-v0", "MiniWiki-v0"):
-        text = run("describe", name, "--kwargs", WORLD, "--script", "scripted", "--seed", "3")
+        text = run("describe", name, "--env-kwargs", WORLD, "--script", "scripted", "--seed", "3")
         assert text.startswith("# AgentR1/MiniWiki-v0\n")
     for heading in ("What the agent sees", "What it may do", "What it earns", "An episode", "Arguments"):
         assert text.count(f"## {heading}\n") == 1
@@ -72,14 +75,21 @@ def test_check_passes_a_sound_environment_and_names_the_fault_of_another(run):
 
 def test_play_shows_how_turns_look_and_what_they_earn(run):
     turns = "\n<search>a town</search>\n<answer>x</answer>\n"
-    said = run("play", "MiniWiki", "--kwargs", WORLD, "--seed", "1", stdin=turns)
+    said = run("play", "MiniWiki", "--env-kwargs", WORLD, "--seed", "1", stdin=turns)
     assert "  <search>the first town</search>\n" in said and "<information>" in said
     assert "[reward +0.05: format +0.05]" in said and "Finished with 0.05." in said and "'golds': [" in said
 
 
+def test_a_task_s_own_scripts_are_described_and_shown(run):
+    with registered(Halves) as id:
+        assert "The halving agent, seed 1." in run("describe", id, "--seed", "1")
+        assert "> <answer>5</answer>" in run("play", id, "--script", "halving", "--seed", "1")
+        assert "script must be one of ['halving'], got 'oracle'" in refusal(run, "play", id, "--script", "oracle")
+
+
 def test_baselines_are_printed_and_written(run, tmp_path):
     out, kwargs = tmp_path / "rows.json", '{"max_turns": 4}'
-    said = run("baselines", "MiniWiki", "Bandit-v0", "--episodes", "5", "--out", str(out), "--kwargs", kwargs)
+    said = run("baselines", "MiniWiki", "Bandit-v0", "--episodes", "5", "--out", str(out), "--env-kwargs", kwargs)
     rows = json.loads(out.read_text())
     agents = {
         "MiniWiki": ("random", "constant", "scripted", "reader", "oracle"),
@@ -98,33 +108,35 @@ def test_baselines_are_printed_and_written(run, tmp_path):
 
 def test_without_ids_baselines_leave_out_what_cannot_be_played(run, monkeypatch):
     monkeypatch.setattr(agent_envs, "IDS", ("AgentR1/Bandit-v0", "AgentR1/MiniWiki-v0"))
-    said = run("baselines", "--episodes", "2", "--kwargs", WORLD)
+    said = run("baselines", "--episodes", "2", "--env-kwargs", WORLD)
     assert re.search(r"left out: AgentR1/Bandit-v0 cannot be made: .*unexpected keyword argument", said)
     assert "| MiniWiki-v0 | oracle |" in said and "| Bandit-v0 |" not in said
-    assert "none of the environments" in refusal(run, "baselines", "--kwargs", '{"nobody_takes_this": 1}')
+    assert "none of the environments" in refusal(run, "baselines", "--env-kwargs", '{"nobody_takes_this": 1}')
 
 
 UNMAKEABLE = [
+    ((), "Missing from python -m agent_envs"),
+    (("MiniWiki", "--kwargs", "{}"), "Unrecognized options: --kwargs"),
     (("Nowhere",), "there is no environment 'Nowhere': did you register it?"),
     (("Bandit-v7",), "there is no environment 'Bandit-v7': did you mean Bandit?"),
     (("bandit",), "there is no environment 'bandit': did you mean Bandit?"),
     (("no_such_module:AgentR1/X-v0",), "there is no module 'no_such_module' to import"),
-    (("MiniWiki", "--kwargs", '{"colour": "red"}'), "unexpected keyword argument 'colour'"),
-    (("MiniWiki", "--kwargs", '{"max_turns": 0}'), "must be a whole number of at least 1, got 0"),
-    (("MiniWiki", "--kwargs", "[1]"), "--kwargs must be a JSON object, got [1]"),
-    (("MiniWiki", "--kwargs", "{max_turns: 3}"), "--kwargs is not valid JSON"),
+    (("MiniWiki", "--env-kwargs", '{"colour": "red"}'), "unexpected keyword argument 'colour'"),
+    (("MiniWiki", "--env-kwargs", '{"max_turns": 0}'), "must be a whole number of at least 1, got 0"),
+    (("MiniWiki", "--env-kwargs", "[1]"), "--env-kwargs must be a JSON object, such as"),
+    (("MiniWiki", "--env-kwargs", "{max_turns: 3}"), "--env-kwargs is not valid JSON"),
 ]
 
 
 @pytest.mark.parametrize("command", ["describe", "check", "play", "baselines"])
 def test_what_cannot_be_made_is_said_in_a_line(run, command):
-    for arguments, message in UNMAKEABLE:
+    for arguments, message in UNMAKEABLE[command == "baselines" :]:  # which needs no id
         assert message in refusal(run, command, *arguments)
     if command == "describe":
         known = "script must be one of ['oracle', 'random', 'scripted'], got 'me'"
         assert known in refusal(run, command, "Bandit", "--script", "me")
     if command == "play":
-        said = refusal(run, command, "Bandit", "--kwargs", '{"max_tokens": 9}')
+        said = refusal(run, command, "Bandit", "--env-kwargs", '{"max_tokens": 9}')
         assert "max_tokens needs something that counts" in said
 
 
@@ -142,8 +154,11 @@ def test_a_script_that_stops_too_early_is_named():
 
 def test_serve_says_what_it_needs(run, monkeypatch):
     assert "port must be" in refusal(run, "serve", "MiniWiki", "--port", "65536")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen at 127.0.0.1:{port} (" in refusal(run, "serve", "MiniWiki", "--port", port)
     for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.integrations.openenv"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
-    message = refusal(run, "serve", "MiniWiki", "--kwargs", WORLD)
+    message = refusal(run, "serve", "MiniWiki", "--env-kwargs", WORLD)
     assert all(part in message for part in ("mcp<2", "pip install 'agent-r1-envs[openenv]'", "without the extra 'mcp'"))

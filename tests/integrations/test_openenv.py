@@ -128,7 +128,7 @@ SMALL_WINDOW = '{"context": "window:1", "entities": 100, "questions": 20}'
 
 def test_a_context_that_is_rewritten_is_not_served(monkeypatch):
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: pytest.fail("it is served"))
-    monkeypatch.setattr(sys, "argv", ["agent_envs", "serve", "MiniWiki", "--kwargs", SMALL_WINDOW])
+    monkeypatch.setattr(sys, "argv", ["agent_envs", "serve", "MiniWiki", "--env-kwargs", SMALL_WINDOW])
     with pytest.raises(SystemExit, match="leave context at 'append'") as stopped:
         agent_envs.__main__.main()
     assert "\n" not in str(stopped.value)

@@ -63,10 +63,10 @@ def test_help_teaches(run):
 
 
 def test_ctrl_c_says_that_the_build_goes_on(monkeypatch, capsys):
-    def stop(**_):
+    def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line.app, "cli", stop)
+    monkeypatch.setattr(command_line.command_line, "run", stop)
     monkeypatch.setattr(sys, "argv", ["retrieval_index", "build", "--corpus", "x"])
     assert command_line.main() == 130
     assert capsys.readouterr().err == "Stopped; the same command goes on where it was.\n"

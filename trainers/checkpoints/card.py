@@ -12,8 +12,7 @@ from huggingface_hub import HfApi, ModelCardData
 
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.data.catalog import CATALOG
-from retrieval_index import durable
-from trainers import inputs
+from retrieval_index import durable, hub
 from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.episodes.report import tables
 from trainers.runtime.integrity import CARD_FILE, CHECKSUMS_FILE, STATE_FILE, STEP_FOLDER, step_folders, step_of
@@ -82,7 +81,7 @@ def _describe_metadata(arguments: Mapping[str, Any], base_model: str | None) -> 
     """The head of a card. The hub takes only names of its own for models and data sets, so others are left out."""
     is_adapter, start = base_model is not None, base_model or str(arguments["model"])
     kind = ["lora"] if is_adapter else []
-    on_hub = start != "tiny" and inputs.is_hub_id(start) and "/" in start
+    on_hub = start != "tiny" and hub.is_hub_id(start) and "/" in start
     tasks = json.loads(arguments["env_kwargs"]).get("tasks")
     specs = [gymnasium.registry.get(id) for id in (arguments["env"], *(tasks if isinstance(tasks, Mapping) else ()))]
     names = dict.fromkeys(str(spec.kwargs.get("benchmark")) for spec in specs if spec)

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import cached_file, logging
 from transformers.utils.quantization_config import Mxfp4Config
 
+from retrieval_index import hub
 from trainers.models import gguf, lora
 from trainers.models.architecture import find_backbone
 from trainers.models.hidden_states import has_bfloat16_products, round_experts, round_frozen
@@ -89,7 +90,9 @@ def load_policy(
             adapter, ``base_model`` without one; NaN weights.
     """
     device = device or default_device()
+    _ask_hub(path_or_id)
     base = _find_base(path_or_id, base_model)
+    _ask_hub(base or path_or_id)
     if base and lora_rank:
         raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
     has_template = bool(chat_template)
@@ -119,6 +122,12 @@ def load_policy(
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
     set_matmul_precision(model, dtype)
     return Policy(model, tokenizer, getattr(torch, dtype), thinking)
+
+
+def _ask_hub(path_or_id: str | Path) -> None:
+    """Raise a ValueError at once if a model is to come from the hub, and that is away or has none."""
+    if hub.is_hub_id(path_or_id):
+        hub.check_model(str(path_or_id))
 
 
 def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | None:

@@ -1,0 +1,67 @@
+"""What commands share: subcommands, mistakes in one line, and whether a port is free."""
+
+import contextlib
+import functools
+import io
+import itertools
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import tyro
+
+
+def run(commands: Mapping[str, Callable[..., Any]], program: str, words: Sequence[str], description: str = "") -> Any:
+    """Run the command that the first word names. A mistake ends the process, see `fail`."""
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        tyro.extras.subcommand_cli_from_dict(
+            dict(commands), prog=program, description=description or None, args=["--help"]
+        )
+    if name not in commands:
+        fail(program, f"there is no command {name!r}; there are {', '.join(commands)}")
+    command = commands[name]
+
+    @functools.wraps(command)
+    def fill_in(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        return functools.partial(command, *arguments, **options)
+
+    with in_one_line(f"{program} {name}"):
+        filled_in = tyro.cli(fill_in, prog=f"{program} {name}", args=list(words[1:]))
+    return filled_in()
+
+
+@contextlib.contextmanager
+def in_one_line(program: str) -> Iterator[None]:
+    """Print what tyro says about a mistake in one line; by itself it draws a box."""
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output):
+            yield
+    except SystemExit as end:
+        if not end.code:
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in output.getvalue().splitlines()[1:]]  # a rule becomes an empty line
+        parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
+        mistakes = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
+        fail(program, f"{'; '.join(mistakes)}. --help explains the options")
+
+
+def fail(program: str, message: str) -> NoReturn:
+    """End the process with status 2, and say why in one line."""
+    print(f"{program}: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_port(port: int, host: str = "127.0.0.1") -> None:
+    """Raise a ValueError if nothing can listen at a port, before a server is started or a model is loaded for it."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(f"cannot listen at {host}:{port} ({error.strerror}): give another --port") from error

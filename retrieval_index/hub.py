@@ -1,0 +1,47 @@
+"""Whether the Hugging Face hub answers and has a model, within seconds: its own library tries each file of a model for 24 s."""
+
+import os
+import re
+from pathlib import Path
+
+PROBE_SECONDS = 5.0  # for the hub to answer
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_WHAT = "give a folder, a GGUF file or a hub id"
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Whether a name can be that of a repository on the hub, and is none of a file or folder here."""
+    return bool(_HUB_ID.fullmatch(str(name))) and not Path(name).exists()
+
+
+def check_model(name: str, *files: str) -> None:
+    """Check that the hub has a model, or the cache one of its ``files``. If the hub cannot be reached and the cache has it,
+    this process asks no more. Raises a ValueError in one line."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    files = files or ("config.json", "adapter_config.json")
+    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    if constants.HF_HUB_OFFLINE:
+        if not cached:
+            here = f"here nor in the cache {constants.HF_HUB_CACHE}"
+            advice = f"HF_HUB_OFFLINE forbids to ask the hub: unset it, or {_WHAT} that is here"
+            raise ValueError(f"there is no model {name!r} {here}, and {advice}")
+        return
+    try:
+        HfApi().model_info(name, timeout=PROBE_SECONDS)
+    except GatedRepoError as error:
+        advice = f"accept its terms at {constants.ENDPOINT}/{name}, and set HF_TOKEN"
+        raise ValueError(f"{name} is a gated model: {advice}") from error
+    except RepositoryNotFoundError as error:
+        advice = f"{_WHAT}; for a private one, set HF_TOKEN"
+        raise ValueError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
+    except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
+        if not cached:
+            reason = f"{type(error).__name__}: {str(error) or 'no answer'}"
+            raise ValueError(
+                f"there is no folder {name!r} here, and {constants.ENDPOINT} cannot be asked for it ({reason}): where there is "
+                f"a network, hf download {name} --local-dir FOLDER gets it, then give that folder"
+            ) from error
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
