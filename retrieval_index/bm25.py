@@ -44,7 +44,7 @@ def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
 
 
 class BM25Index(Index):
-    """BM25 over scores computed at build time.
+    """BM25 with scores computed at build time.
 
     Attributes:
         keys: S16 [n terms], ascending, see `counting.keys_of`.

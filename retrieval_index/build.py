@@ -48,18 +48,17 @@ def build(
     """Build an index over passages, in memory.
 
     Args:
-        passages: rows of results count in this order. A `Corpus` is indexed as it is.
-        keep_duplicates: passages of equal title and text are otherwise taken once, and `corpus.duplicates_left_out`
-            of the index says how many were left out.
+        passages: passages in the order of the rows. A `Corpus` is indexed as it is.
+        keep_duplicates: keep passages of equal title and text; by default they are taken once, and
+            `corpus.duplicates_left_out` of the index counts the others.
         backend: "bm25", "rank-bm25" (slow), "dense" (vectors in FAISS) or "hybrid" (BM25 and dense, fused).
         progress: draw progress bars on standard error.
-        **options: of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build`, of
-            which "rank-bm25" and "hybrid" take the last two; `encoder` and `factory` of `DenseIndex.build`, which
-            "hybrid" takes too.
+        **options: of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build` ("rank-bm25" and "hybrid"
+            take the last two); `encoder` and `factory` of `DenseIndex.build`, also for "hybrid".
 
     Raises:
-        ValueError: the backend or an option is not one of these, there is nothing to index, or two different passages
-            have one id (unless `keep_duplicates`).
+        ValueError: the backend or an option is unknown, there is nothing to index, or two different passages have one id
+            (unless `keep_duplicates`).
     """
     index = _index_class(backend, options)
     unique = Deduplicated(passages, keep_duplicates)
@@ -87,14 +86,14 @@ def build_folder(
 
     Args:
         source, split: see `read_passages`.
-        folder: where the index goes.
-        keep_duplicates: passages of equal title and text are otherwise stored once.
-        shards: cut the corpus into so many parts, each an index in a folder of its own, that are searched as one.
+        folder: folder of the index.
+        keep_duplicates: keep passages of equal title and text; by default they are stored once.
+        shards: number of parts, each an index in its own folder, that are searched as one.
         progress: draw progress bars on standard error.
         backend, **options: see `build`.
 
     Raises:
-        ValueError: a row of the source is bad, an option is unknown, or there is nothing to index.
+        ValueError: a row of the source is invalid, an option is unknown, or there is nothing to index.
         FileExistsError: `folder` exists and is not an index, or another process is building it.
     """
     index, options = _check_build(source, backend, shards, options)
@@ -151,13 +150,14 @@ def load(
     verify: Literal["full", "fast"] = "full",
     encoder: Encoder | str | Path | None = None,
 ) -> Index:
-    """Open an index folder after checking its files against their checksums. Postings and vectors are read as searches
-    need them, and verified then, see `verified_array`.
+    """Open an index folder after checking its files against their checksums.
+
+    Postings and vectors are read when searches need them, and verified then, see `verified_array`.
 
     Args:
-        folder: what `build_folder` or `Searcher.save` wrote.
+        folder: a folder that `build_folder` or `Searcher.save` wrote.
         verify: see `store.verify`.
-        encoder: of a dense or hybrid index, where its model is not where it was at the time of the build.
+        encoder: encoder of a dense or hybrid index, if its model is not where it was at the time of the build.
 
     Raises:
         FileNotFoundError: there is no index at `folder`.

@@ -12,12 +12,12 @@ _PASSAGES = 10  # that are kept for a query, on average
 
 
 class CachedSearcher:
-    """A searcher that keeps the results of the queries asked last, and asks another for the rest.
+    """Cache of another searcher's results for the latest queries.
 
     It passes on the searcher's other attributes. Threads may share it.
 
     Args:
-        size: queries to keep, and in all ten times as many passages: fewer queries where k is larger.
+        size: queries to keep, and in all ten times that number of passages: fewer queries if k is larger.
     """
 
     def __init__(self, searcher: Searcher, size: int = 10_000):

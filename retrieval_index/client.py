@@ -23,19 +23,20 @@ REFUSALS = (400, 413, 414, 422)  # what is asked for is at fault; what else is n
 
 
 class SearchFailed(ConnectionError):
-    """The server did not give an answer, or not one that can be understood."""
+    """The server gave no answer, or one that cannot be parsed."""
 
 
 class RemoteSearcher:
-    """`Searcher.search` over HTTP. The rest of the protocol (`corpus`, `top_k`, `save`) stays with the server.
+    """`Searcher.search` over HTTP.
 
-    Threads may share one; processes too: it pickles, and opens connections of its own after a fork.
+    The rest of the protocol (`corpus`, `top_k`, `save`) is not available. Threads may share one; processes too: it pickles, and
+    opens its own connections after a fork.
 
     Args:
-        url: of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
-        timeout: seconds to connect, and again for each part of an answer to arrive.
-        retries: further attempts after a failed connection, a timeout, or an answer that neither is a result nor refuses
-            the request, with growing pauses: about 2 s in all for three, or as long as the server asks for.
+        url: address of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
+        timeout: seconds to connect, and for each part of an answer to arrive.
+        retries: further requests after a failed connection, a timeout, or an unexpected answer, with growing pauses: about 2 s in
+            all for three, or the time that the server asks for.
     """
 
     io_bound = True  # most of the time, for the server: others may go on meanwhile

@@ -32,9 +32,9 @@ _decode = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One unit of retrieval, usually a paragraph.
+    """A unit of retrieval, usually a paragraph.
 
-    `score` is set only on search results, and two passages are equal whatever their scores.
+    `score` is set only on search results; two passages are equal whatever their scores.
     """
 
     id: str
@@ -107,10 +107,10 @@ def _decode_passage(line: bytes) -> Passage:
 
 
 class Corpus(Sequence[Passage]):
-    """Random access to passages by row number; rows are what every index returns.
+    """Random access to passages by row number, as indexes return them.
 
-    `Corpus(passages)` holds them in memory; `Corpus.open(folder)` reads them from disk when asked for. Both pickle,
-    the second by its path.
+    `Corpus(passages)` holds them in memory; `Corpus.open(folder)` reads them from disk on request. Both pickle, the second by its
+    path.
     """
 
     duplicates_left_out = 0  # passages of a title and text that had come before

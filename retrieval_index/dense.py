@@ -26,12 +26,12 @@ ENCODE_BATCH = 1024
 class DenseIndex(Index):
     """Maximum inner product search over encoded passages. Scores are cosines, from -1 to 1.
 
-    Every passage matches to some degree; only a query that the encoder knows nothing of (a zero vector) has an empty
-    list. FAISS sums in another order for small batches than for large ones: scores may differ in the seventh digit.
+    Every passage matches to some degree; only a zero vector, of a query unknown to the encoder, has an empty list. FAISS sums
+    small batches in another order than large ones: scores may differ in the seventh digit.
 
     Attributes:
-        index: a faiss.Index with one vector a passage.
-        vectors: float16 [n passages, dimension], where the index is lossy and its shortlist is scored anew; or None.
+        index: a faiss.Index with one vector per passage.
+        vectors: float16 [n passages, dimension], if the index is lossy and its shortlist is scored again; or None.
     """
 
     backend = "dense"

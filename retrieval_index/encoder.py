@@ -22,7 +22,7 @@ FITTED_ON = 200_000  # passages; more would teach it little and are not held in 
 
 
 class Encoder(Protocol):
-    """Maps texts to vectors whose inner products are similarities.
+    """Protocol of encoders: texts to vectors with similarities as inner products.
 
     Threads may share an encoder.
     """
@@ -52,13 +52,13 @@ class Encoder(Protocol):
 
 
 class SvdEncoder:
-    """Latent semantic analysis (Deerwester et al. 1990): TF-IDF, projected on its leading right singular vectors.
+    """Latent semantic analysis (Deerwester et al. 1990): TF-IDF with a truncated SVD.
 
-    The term vector is normalised, projected, and normalised again. It finds passages by topic more than by name: a weak
-    dense baseline that needs no download.
+    The term vector is normalised, projected on the leading right singular vectors, and normalised again. It finds passages by
+    topic more than by name: a weak dense baseline that needs no download.
 
     Attributes:
-        terms: those of the columns, in order.
+        terms: terms of the columns, in order.
         idf: float32 [n terms].
         components: float32 [n terms, dimension].
     """

@@ -21,9 +21,9 @@ DEPTH = 100  # of each ranking, at least
 
 
 class HybridIndex(Index):
-    """Ranks by the sum over its parts of 1 / (60 + rank), the first rank being 1.
+    """Reciprocal rank fusion: the sum over its parts of 1 / (60 + rank), ranks from 1.
 
-    Any indexes go together, of different kinds if they are to be saved.
+    The parts may be any indexes; to be saved, they must be of different kinds.
     """
 
     backend = "hybrid"

@@ -13,7 +13,7 @@ from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
 
 
 class RankBM25Index(Index):
-    """rank_bm25's `BM25Okapi` behind the same protocol: slow, to compare with.
+    """rank_bm25's `BM25Okapi` with the same protocol: slow, for comparisons.
 
     It has no stored form: opening a saved one reads the corpus and builds again.
     """

@@ -16,7 +16,10 @@ from retrieval_index.corpus import Corpus, Passage
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Ranked retrieval over a corpus. Searchers are read-only: threads may share one, and forks too."""
+    """Protocol of ranked retrieval over a corpus.
+
+    Searchers are read-only: threads may share one, and forks too.
+    """
 
     @property
     def corpus(self) -> Corpus:
@@ -51,7 +54,7 @@ class Searcher(Protocol):
 
 
 class Index:
-    """The base of every backend: a searcher that a folder holds.
+    """Base class of the backends: a searcher that can be saved to a folder.
 
     Attributes:
         backend: name in the manifest.

@@ -40,7 +40,7 @@ _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where i
 
 
 class IndexCorrupt(ValueError):
-    """An index folder is not what was written: a file is missing, truncated, changed, or of another index."""
+    """A file of an index is missing, truncated, changed, or of another index."""
 
 
 def checksum(content: bytes | memoryview) -> int:

@@ -1,4 +1,4 @@
-"""The command line of a trainer: its options with their docstrings as help, configuration files, and errors in one line.
+"""The command line of a trainer: options with their docstrings as help, configuration files, and one-line errors.
 
 Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 """

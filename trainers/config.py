@@ -53,7 +53,7 @@ DEMONSTRATOR = Demonstrator()
 
 @dataclass(kw_only=True)
 class EnvironmentArgs:
-    """The environment."""
+    """Environment."""
 
     env: str = "AgentR1/MiniWiki-v0"
     """Registered id of an environment that speaks text; "MiniWiki" is short for "AgentR1/MiniWiki-v0".
@@ -66,7 +66,7 @@ class EnvironmentArgs:
 
 @dataclass(kw_only=True)
 class ModelArgs:
-    """The model."""
+    """Model."""
 
     model: str = "tiny"
     """A causal language model with a chat template: a folder, GGUF file, hub id or LoRA adapter. "tiny" is a policy of 1 M
@@ -104,7 +104,7 @@ class ModelArgs:
 
 @dataclass(kw_only=True)
 class SamplingArgs:
-    """How episodes are sampled."""
+    """Sampling of episodes."""
 
     agent: str = ""
     """Your program over an OpenAI-compatible endpoint that serves the policy: a Python function, "my_agent:solve", or a command,
@@ -166,7 +166,7 @@ class OptimisationArgs:
 
 @dataclass(kw_only=True)
 class AlgorithmArgs:
-    """Objective, episodes that count, and penalties."""
+    """Objective, filters and penalties."""
 
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     """Surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences, or CISPO's clipped weight."""
@@ -202,7 +202,7 @@ class AlgorithmArgs:
 
 @dataclass(kw_only=True)
 class EvaluationArgs:
-    """Held-out questions."""
+    """Evaluation on held-out questions."""
 
     eval_every: int = option(10, mutable_on_resume=True)
     """Updates between evaluations on held-out questions."""
@@ -218,7 +218,7 @@ class EvaluationArgs:
 
 @dataclass(kw_only=True)
 class OutputArgs:
-    """The run and its files."""
+    """Run and files."""
 
     config: str = ""
     """A TOML file of arguments, or a name in trainers/configs, such as agent-r1, dapo or gspo. Options override it."""

@@ -73,7 +73,7 @@ def make_engine(
 
 
 def check_world_size(args: TrainArgs) -> None:
-    """Raise a ValueError where several processes cannot share the work of these arguments."""
+    """Raise a ValueError if several processes cannot share the work of these arguments."""
     from trainers.runtime import distributed
 
     world_size = distributed.world_size()
@@ -89,7 +89,7 @@ def check_world_size(args: TrainArgs) -> None:
 
 
 def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
-    """Raise a ValueError where held-out questions are training questions too."""
+    """Raise a ValueError if held-out questions are training questions too."""
     ours, theirs = envs.envs[0].questions, held_out.envs[0].questions
     if ours is None or theirs is None:
         return  # made from seeds; the environment keeps its splits apart

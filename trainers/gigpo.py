@@ -1,9 +1,10 @@
 """GiGPO: an episode against its group, and a turn against turns taken in the same state (Feng et al. 2025, 2505.10978).
 
-A = A_episode + ω A_step. Two turns of a group are compared where the environment says that they were taken in the same
-state (`ToolEnv.anchor`): in question answering, with the same evidence found; in a game, on the same board. The step
-returns are discounted (--step-gamma), and keep process rewards that cancel over a whole episode. Where this departs
-from the paper: means are over trajectories and not over their steps, there is no division by the standard deviation
+A = A_episode + ω A_step. Two turns of a group are compared if the environment labels their states equally (`ToolEnv.anchor`): in
+question answering, with the same evidence found; in a game, on the same board. The step returns are discounted (--step-gamma),
+and keep process rewards that cancel over a whole episode.
+
+Differences from the paper: means are over trajectories and not over their steps, there is no division by the standard deviation
 unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are those of trainers/grpo.py.
 
     python -m trainers.gigpo
@@ -17,7 +18,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with GiGPO in a tool-using environment, and compare it with baselines on held-out questions."""
+    """Train a policy with GiGPO in a tool-using environment, beside baselines."""
 
     step_gamma: float = 0.95
     """Discount of turn returns, from turn to turn."""
@@ -43,7 +44,7 @@ from trainers.trajectory import PackedEpisodes
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
-    """A_episode + ω A_step at each of an episode's own tokens: float32 [N, A]."""
+    """Compute A_episode + ω A_step at each action token, float32 [N, A]."""
     e = episodes
     return gigpo(
         e.rewards, e.turns, e.mask, e.groups, e.anchors, args.step_gamma, args.step_weight, args.scale_by_std, e.valid

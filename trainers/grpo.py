@@ -1,29 +1,29 @@
 """GRPO: group relative policy optimisation over multi-turn episodes, top to bottom.
 
-For each of questions_per_update questions the policy plays group_size episodes. An episode's advantage A is its return
-minus the mean return of its group (Shao et al. 2024, arXiv 2402.03300), and the loss raises the log-probability of every
-token of the better episodes. Each gradient step minimises, with r = π(token) / π_old(token),
+For each of questions_per_update questions the policy rolls out group_size episodes. An episode's advantage A is its return minus
+the mean return of its group (Shao et al. 2024, arXiv 2402.03300). Each gradient step minimises, with r = π(token) / π_old(token),
 
     L = Σ [ −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A) w + KL penalty − entropy bonus ] / (action tokens of the minibatch)
 
-summed over the action tokens: those that the policy sampled. π_old is what a token was sampled with; with --importance it is
-the trainer's own policy before the update, and w corrects for the sampler (else w = 1). Penalty and bonus are off by default.
-What a tool returned is context and carries no gradient; that is the invariant of everything below (only the ablation
-loss_mask = false breaks it). Where this departs from the paper:
+summed over the action tokens: those that the policy sampled. Tool output is context and carries no gradient; only the ablation
+loss_mask = false breaks this invariant. π_old is the sampler's policy; with --importance it is the trainer's own policy before
+the update, and w corrects for the sampler (else w = 1). Penalty and bonus are off by default.
 
-- no division by the group's standard deviation, and no per-sequence length normalisation, both of which bias the
-  gradient (Dr. GRPO, arXiv 2503.20783); --scale-by-std and normalize = "sequences" bring them back;
+Differences from the paper:
+
+- no division by the group's standard deviation, and no per-sequence length normalisation, both of which bias the gradient
+  (Dr. GRPO, arXiv 2503.20783); --scale-by-std and normalize = "sequences" restore them;
 - one mean over all tokens, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
 - no KL penalty to a reference model unless --kl-coef is set.
 
-Variants by option: DAPO (--config dapo), GSPO (--loss gspo), CISPO (--loss cispo), returns
-from each turn on in place of whole episodes (--turn-credit, as in GTPO), and each turn's own rewards on top of the episode's
-advantage (process_weight, after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
+Variants by option: DAPO (--config dapo), GSPO (--loss gspo), CISPO (--loss cispo), turn returns instead of episode returns
+(--turn-credit, GTPO), and each turn's own rewards on top of the episode's advantage (process_weight, after MT-GRPO, Zeng et al.
+2025, arXiv 2505.11821).
 
-In shapes, [N, A] are N episodes with the most action tokens of one, [B, T] are the B rows that the model reads, padded to
-the longest. A row is an episode, or a part of one whose context was rewritten on the way.
+Shapes: [N, A] are N episodes with at most A action tokens; [B, T] are B rows of the model, padded to the longest. A row is an
+episode, or a part of one if its context was rewritten.
 
-    python -m trainers.grpo                                              # the tiny policy learns to search, on a laptop
+    python -m trainers.grpo                       # the tiny policy learns to search, on a laptop
     python -m trainers.grpo --env AgentR1/HotpotQA-v0 --model PATH_OR_ID --lr 1e-6
 """
 
@@ -36,7 +36,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with GRPO in a tool-using environment, and compare it with baselines on held-out questions."""
+    """Train a policy with GRPO in a tool-using environment, beside baselines."""
 
     scale_by_std: bool = option(False, advanced=True)
     """Divide advantages by the standard deviation of their group, as GRPO's paper does."""
@@ -94,7 +94,7 @@ AdvantageFunction = Callable[[AnyArgs, PackedEpisodes], torch.Tensor]  # [N, A]
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
-    """How much better an episode did than the others at its question, at each of its action tokens: float32 [N, A]."""
+    """Compute GRPO's advantage of each action token, float32 [N, A]."""
     e = episodes
     if args.turn_credit:
         return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, args.scale_by_std, e.valid)
@@ -107,7 +107,10 @@ def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
 
 
 def surrogate_loss(args: TrainArgs, logprobs: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The loss of each token before penalties, float32 [B, T]; its gradient is −A ∇ log π where nothing is clipped."""
+    """Compute the loss of each token before penalties, float32 [B, T].
+
+    Its gradient is −A ∇ log π if nothing is clipped.
+    """
     assert batch.advantages is not None
     old_logprobs, advantages = batch.old_logprobs, batch.advantages
     if args.loss == "gspo":
@@ -122,10 +125,10 @@ def policy_loss(
     args: TrainArgs, policy: Policy, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int,
     states: HiddenStates | None = None,
 ) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
-    """The loss of a micro-batch as a scalar, and metrics: means over its action tokens.
+    """Compute the loss of a micro-batch, a scalar, and metrics, means over its action tokens.
 
-    ``normalizer``: action tokens (or sequences) of the whole gradient step, so that any split gives one gradient.
-    ``states``: `Policy.hidden_states` of the batch, where they are known already.
+    ``normalizer``: action tokens (or sequences) of the whole gradient step, so any split gives one gradient.
+    ``states``: `Policy.hidden_states` of the batch, if they are known already.
     """
     logprobs, entropy = policy.logprobs(batch, args.temperature, args.entropy_coef > 0, states)
     loss = surrogate_loss(args, logprobs, batch)
@@ -153,8 +156,8 @@ def update(
 ) -> Metrics:
     """Take epochs x minibatches gradient steps on a batch of episodes.
 
-    An episode in which a tool broke has failed: it has no advantage and is left out of its group's mean. One that was
-    truncated counts like any other. Where a filter leaves no group there is no step, and there are no metrics of one.
+    An episode with a tool failure has no advantage and is left out of its group's mean. A truncated episode counts like any
+    other. If a filter leaves no group, there is no step, and there are no metrics of one.
     """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
@@ -189,9 +192,9 @@ def update(
 def train(
     args: AnyArgs, advantage_fn: AdvantageFunction[AnyArgs], algorithm: str = "grpo", title: str = "GRPO"
 ) -> dict:
-    """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json.
+    """Train a policy, and return the summary of the run (summary.json).
 
-    Another ``advantage_fn`` makes another algorithm of this loop. ``title``: its name in the table of results.
+    ``advantage_fn``: the algorithm, another than GRPO in this loop. ``title``: its name in the table of results.
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.learner

@@ -1,12 +1,12 @@
 """PPO: a critic, generalised advantage estimation over the policy's own tokens, and the clipped surrogate.
 
-Schulman et al. 2017 with the details that matter (Huang et al. 2022): whitened advantages and a clipped value loss. The
-critic reads with layers of its own that start as a copy of the policy's. --gae bi-level is RAGEN's turn-level estimator:
-GAE over turns first, with a discount of its own, then over the tokens inside each turn. Where this departs from the
-papers: the upper clip is wider (DAPO), γ = λ = 1 by default, as reward comes late and episodes are short, and the critic
-has a learning rate of its own.
+Schulman et al. 2017 with whitened advantages and a clipped value loss (Huang et al. 2022). The critic's layers start as a copy of
+the policy's. --gae bi-level is RAGEN's turn-level estimator: GAE over turns with their own discount, then over the tokens of
+each turn.
 
-The loop is that of trainers/grpo.py, written out once more with the critic in it; the surrogate is GRPO's `policy_loss`.
+Differences from the papers: the upper clip is wider (DAPO), γ = λ = 1 by default, since rewards come late and episodes are
+short, and the critic has its own learning rate. The loop is that of trainers/grpo.py, written again with the critic; the
+surrogate is GRPO's `policy_loss`.
 
     python -m trainers.ppo
     python -m trainers.ppo --gae bi-level
@@ -22,7 +22,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with PPO in a tool-using environment, and compare it with baselines on held-out questions."""
+    """Train a policy with PPO in a tool-using environment, beside baselines."""
 
     gamma: float = 1.0
     """Discount from token to token."""
@@ -109,7 +109,7 @@ def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, val
 
 
 def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """GAE over the tokens of the mask or over their turns, as ``args.gae`` says."""
+    """Run the GAE that ``args.gae`` names, over the tokens of the mask or over their turns."""
     values, size = critic.values(batch, args.max_tokens_per_micro_batch), len(valid)
     rewards, mask = pack(batch.rewards, batch, size), pack(batch.mask, batch, size)
     turns, packed = pack(batch.turns, batch, size, fill=-1), pack(values, batch, size)
@@ -154,7 +154,7 @@ def update(
 ) -> Metrics:
     """Take epochs x minibatches gradient steps of policy and critic on a batch of episodes.
 
-    Where a filter leaves no group there is no step, and there are no metrics of one.
+    If a filter leaves no group, there is no step, and there are no metrics of one.
     """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:

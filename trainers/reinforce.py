@@ -1,9 +1,10 @@
 """REINFORCE++: returns to go, whitened over the whole batch; no critic, no groups (Hu 2025, arXiv 2501.03262).
 
---baseline group is REINFORCE++-baseline: first minus the mean of the group, then whitened over the batch. Where this
-departs from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default (--kl-coef .01 --kl k1
-puts it into the reward, as REINFORCE++ does, --kl k2 into the loss, as its baseline form does). Loop and loss are
-those of trainers/grpo.py.
+--baseline group is REINFORCE++-baseline: it subtracts the mean of the group first, then whitens over the batch.
+
+Differences from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default. --kl-coef 0.01 --kl k1 puts it
+into the reward, as REINFORCE++ does; --kl k2 puts it into the loss, as REINFORCE++-baseline does. Loop and loss are those of
+trainers/grpo.py.
 
     python -m trainers.reinforce
     python -m trainers.reinforce --baseline group
@@ -18,7 +19,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with REINFORCE++ in a tool-using environment, and compare it with baselines on held-out questions."""
+    """Train a policy with REINFORCE++ in a tool-using environment, beside baselines."""
 
     baseline: Literal["batch", "group"] = "batch"
     """Baseline of a return: the mean of the batch, or first the mean of its group."""
@@ -38,7 +39,7 @@ from trainers.trajectory import PackedEpisodes
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
-    """Whitened returns at each of an episode's own tokens: float32 [N, A]."""
+    """Compute whitened returns to go at each action token, float32 [N, A]."""
     e = episodes
     if args.baseline == "group":
         return reinforce_plus_plus_baseline(e.rewards, e.mask, e.groups, e.valid)

@@ -1,9 +1,10 @@
-"""RLOO: REINFORCE with the mean of the other attempts as the baseline (Ahmadian et al. 2024, arXiv 2402.14740).
+"""RLOO: REINFORCE with the mean of the group's other episodes as the baseline (Ahmadian et al. 2024, arXiv 2402.14740).
 
-An episode's advantage is its return minus the mean return of the *other* episodes of its group, which leaves the
-gradient unbiased: for a group of G it is GRPO's advantage times G / (G − 1). Loop and loss are those of trainers/grpo.py.
-Where this departs from the paper: the ratio is clipped (--clip-low, --clip-high), which does nothing with one epoch and one
-minibatch, and the KL penalty in the reward is off by default (--kl-coef .01 --kl k1).
+An episode's advantage is its return minus the mean return of the *other* episodes of its group, so the gradient is unbiased. For
+a group of G it is GRPO's advantage times G / (G − 1). Loop and loss are those of trainers/grpo.py.
+
+Differences from the paper: the ratio is clipped (--clip-low, --clip-high), which has no effect with one epoch and one minibatch.
+The KL penalty in the reward is off by default (--kl-coef 0.01 --kl k1).
 
     python -m trainers.rloo
 """
@@ -16,7 +17,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with RLOO in a tool-using environment, and compare it with baselines on held-out questions."""
+    """Train a policy with RLOO in a tool-using environment, beside baselines."""
 
 
 if __name__ == "__main__":
@@ -30,7 +31,7 @@ from trainers.trajectory import PackedEpisodes
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
-    """An attempt's return against the mean of the others at its question, at each of its tokens: float32 [N, A]."""
+    """Compute RLOO's advantage of each action token, float32 [N, A]."""
     return to_tokens(leave_one_out(episodes.returns, episodes.groups, episodes.valid), episodes.mask)
 
 

@@ -199,8 +199,7 @@ def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episode
 
 
 def batches(args: Args, episodes: list[BatchRow]) -> Iterator[list[BatchRow]]:
-    """Yield the episodes of one gradient step after the other, without end. Every pass has as many of them, in an order that
-    the seed and its number give."""
+    """Yield the episodes of one gradient step after the other, without end."""
     for epoch in itertools.count():
         rng = random.Random(f"sft:{args.seed}:{epoch}")
         parts = split_by_length(rng.sample(episodes, len(episodes)), args.tokens_per_update)

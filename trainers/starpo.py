@@ -31,13 +31,13 @@ from trainers.config import read_config
 
 
 def make_args(name: str) -> "ppo.Args | grpo.Args":
-    """The arguments of a configuration of StarPO."""
+    """Make the arguments of a StarPO configuration."""
     defaults = grpo.Args() if name.endswith("-grpo") else ppo.Args()
     return replace(defaults, **read_config(name, defaults, "grpo" if name.endswith("-grpo") else "ppo"))
 
 
 def main(name: str, args: "ppo.Args | grpo.Args") -> dict:
-    """Run a configuration, or what became of it by other options; returns the summary of the run."""
+    """Run a configuration, with changes from other options; return the summary of the run."""
     return grpo.main(args, name) if isinstance(args, grpo.Args) else ppo.main(args, name)
 
 

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind, and the tensors of a loss.
+"""The result of a rollout, and the tensors of a loss.
 
 The one invariant: a token has action mask 1 if and only if the policy sampled it. Every loss, advantage, KL and entropy is
 multiplied by that mask.
@@ -13,9 +13,9 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One turn: every id before it, the ids that were sampled, their log-probabilities then, and the turn's reward.
+    """One turn: prompt ids, sampled ids, their log-probabilities, and the reward.
 
-    A token whose log-probability is None was not sampled: the engine closed a thought with it.
+    A token with the log-probability None was not sampled: the engine closed a thought with it.
     """
 
     prompt: list[int]
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
-    """One episode; the last four fields are for records of episodes (`trainers.episodes.records`)."""
+    """One episode; the last four fields are for records (`trainers.episodes.records`)."""
 
     steps: list[Step] = field(default_factory=list)
     group: int = 0  # attempts at the same question share a number
@@ -59,7 +59,7 @@ class Trajectory:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One row of a batch: consecutive steps as one sequence for the model; all lists have the same length.
+    """One row of a batch: consecutive steps as one sequence, in lists of equal length.
 
     ``rewards`` holds each turn's reward at that turn's last sampled token. ``turns`` holds the number of each action token's
     turn, from 0 over the trajectory, and -1 elsewhere; a row made without it is one turn.
@@ -103,7 +103,10 @@ def to_rows(steps: list[Step]) -> list[BatchRow]:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Right-padded sequences. All tensors are [B, T] and zero where the mask is 0, unless a comment says otherwise."""
+    """Right-padded sequences: tensors [B, T], zero outside the mask.
+
+    Comments name other shapes and paddings.
+    """
 
     ids: torch.Tensor  # int64, padded with the pad id
     lengths: torch.Tensor  # int64 [B], real tokens in each row; the pad id may equal the eos id
@@ -140,7 +143,7 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class PackedEpisodes:
-    """A batch as advantage estimators see it: the policy's own tokens side by side, one trajectory a row."""
+    """Action tokens side by side, one trajectory a row, for advantage estimators."""
 
     returns: torch.Tensor  # float32 [N], of whole episodes
     rewards: torch.Tensor  # float32 [N, A], each turn's at its last token
@@ -152,7 +155,7 @@ class PackedEpisodes:
 
 
 def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:
-    """All rows of all trajectories as one batch on the CPU."""
+    """Collate all rows of all trajectories into one batch on the CPU."""
     rows = [(i, s) for i, trajectory in enumerate(trajectories) for s in to_rows(trajectory.steps)]
     return collate_rows([s for _, s in rows], [i for i, _ in rows], pad_id)
 
@@ -176,17 +179,18 @@ def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
-    """Put the action tokens of each trajectory side by side, over all of its rows and in the order they were sampled.
+    """Put the action tokens of each trajectory side by side, [B, T] to [N, A].
 
-    From [B, T] to [N, A], A the most action tokens of a trajectory; differentiable in ``values``. ``trajectories``: N, if some
-    may have no row in the batch. ``fill``: padding; -1 for ``batch.turns``.
+    The tokens come from all rows of a trajectory, in the order of sampling; A is the most action tokens of a trajectory.
+    Differentiable in ``values``. ``trajectories``: N, if some may have no row in the batch. ``fill``: padding; -1 for
+    ``batch.turns``.
     """
     index, mask = _packing(batch, trajectories)
     return values.flatten()[index].masked_fill(~mask, fill)
 
 
 def unpack(packed: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """`pack` undone: [N, A] to [B, T], zero where the mask is 0."""
+    """Invert `pack`: [N, A] to [B, T], zero outside the mask."""
     index, mask = _packing(batch, len(packed))
     values = torch.zeros(batch.mask.numel(), dtype=packed.dtype, device=packed.device)
     return values.index_put((index[mask],), packed[mask]).view_as(batch.mask)

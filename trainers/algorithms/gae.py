@@ -56,7 +56,7 @@ def discount(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tens
 def returns_to_go(
     rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """G_t = r_t + γ G_{t+1}, over the policy's own tokens (Sutton & Barto 2018, eq. 3.9)."""
+    """G_t = r_t + γ G_{t+1} over the action tokens (Sutton & Barto 2018, eq. 3.9)."""
     return discount(rewards, own_tokens(rewards, mask, valid), gamma)
 
 
@@ -69,10 +69,10 @@ def gae(
     lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A_t = δ_t + γλ A_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t: token-level GAE (Schulman et al. 2016, eq. 16).
+    """A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_{t+1} − V_t: token-level GAE (Schulman et al. 2016, eq. 16).
 
-    ``values`` [N, A] are the critic's V_t when token t is about to be sampled. Returns the advantages, and A_t + V_t, the targets
-    of the critic; zero outside the mask.
+    ``values`` [N, A]: the critic's V_t before token t is sampled. Returns the advantages, and A_t + V_t, the targets of the
+    critic; zero outside the mask.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     advantages = discount(rewards + gamma * following(values, own) - values, own, gamma * lam)
@@ -101,18 +101,18 @@ def bi_level_gae(
     turn_lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE over turns first, then over the tokens inside each turn: bi-level GAE (RAGEN, Wang et al. 2025). Returns as `gae`.
+    """GAE over turns, then over the tokens of each turn: bi-level GAE (RAGEN, Wang et al. 2025).
 
-    With e_k the last token of turn k, r_k the reward there and V_k = V(e_k):
+    Returns as `gae`. With e_k the last token of turn k, r_k the reward there and V_k = V(e_k):
 
-        turns:   A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 behind the last turn)
+        turns:   A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 after the last turn)
         tokens:  A_t = A_k                                   at t = e_k
                  A_t = r_t + γ V_{t+1} − V_t + γλ A_{t+1}    at the turn's other tokens
 
-    A reward at a token that ends no turn (a KL penalty) counts inside its own turn only. RAGEN's own code takes a token with
-    a non-zero reward for a turn's end, which merges a turn without reward into the next one.
+    A reward at a token that ends no turn (a KL penalty) counts inside its own turn only. RAGEN's own code ends a turn at a
+    non-zero reward, which merges a turn without reward into the next one.
 
-    ``turns``: int, each token's turn, read inside the mask only. ``turn_gamma``, ``turn_lam``: γ_H and λ_H; RAGEN uses γ_H = .95
+    ``turns``: int, each token's turn, read inside the mask only. ``turn_gamma``, ``turn_lam``: γ_H and λ_H; RAGEN uses γ_H = 0.95
     and the same λ at both levels.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
@@ -135,11 +135,11 @@ def turn_level_gae(
     turn_lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE in which a turn is one action: the step-level GAE of Agent-R1's code (Cheng et al. 2025, arXiv 2511.14460).
+    """GAE with a turn as one action: step-level GAE of Agent-R1 (Cheng et al. 2025, arXiv 2511.14460).
 
-    With V_k the value before the first token of turn k, and r_k all that its tokens were rewarded with:
+    With V_k the value before the first token of turn k, and r_k the sum of the rewards of its tokens:
 
-        A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 behind the last turn)
+        A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 after the last turn)
 
     Each token of the turn has the advantage A_k and the target A_k + V_k; arguments as in `bi_level_gae`.
     """

@@ -19,7 +19,10 @@ def turn_returns(
     gamma: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """G_k = r_k + γ G_{k+1}, r_k the sum of turn k's rewards; float [N, K], and bool [N, K], which turns were taken."""
+    """G_k = r_k + γ G_{k+1}, with r_k the sum of turn k's rewards.
+
+    Returns float [N, K], and bool [N, K]: which turns were taken.
+    """
     own = own_tokens(rewards, mask, valid)
     check_turns(turns, own)
     number = torch.where(own, turns, 0)
@@ -47,9 +50,9 @@ def turn_advantage(
     scale_by_std: bool = True,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv 2511.14846).
+    """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO (Ding et al. 2025, arXiv 2511.14846).
 
-    Float [N, A]; a turn number that only one attempt of the group reached gets zero.
+    Normalised turn returns, float [N, A]; a turn number that only one episode of the group reached gets zero.
     """
     own = own_tokens(rewards, mask, valid)
     # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
@@ -80,7 +83,7 @@ def gigpo(
         anchors: for each trajectory, a label for the state before each of its turns, in order. Equal labels in one
             group are one state; ``None`` is a state of its own, and has only A_episode.
         step_weight: ω.
-        scale_by_std: divide both by their group's standard deviation; the paper has it both ways (F_norm = σ or 1).
+        scale_by_std: divide both by their group's standard deviation; the paper has both forms (F_norm = σ or 1).
     """
     own = own_tokens(rewards, mask, valid)
     exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in

@@ -12,9 +12,10 @@ LEAST_TURN = 32  # tokens that a model must be able to write behind what it has 
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """A turn: ids with the one that ended it, their log-probabilities when sampled, and "stop" or "length".
+    """A sampled turn: ids, their log-probabilities, and "stop" or "length".
 
-    A token whose log-probability is None was not sampled: it is of what closes a thought that has used up its budget.
+    The ids include the one that ended the turn. A token with the log-probability None was not sampled: it closes a thought that
+    has used its budget.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -33,10 +34,10 @@ class SamplingParams:
 
 
 class Engine(Protocol):
-    """Keys name conversations.
+    """Protocol of samplers; a key names a conversation.
 
     Attributes:
-        max_length: tokens that a conversation may have, ``math.inf`` for no limit.
+        max_length: longest conversation in tokens, ``math.inf`` for no limit.
         processed: tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the number of
             ``decode_steps``, since the caller last cleared it. Empty if the engine cannot tell, as with vLLM.
     """
@@ -94,7 +95,7 @@ def generate(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> dict[int, Completion]:
-    """One turn of each conversation, in the order of ``prompts``."""
+    """Sample one turn of each conversation, in the order of ``prompts``."""
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
     engine.submit(prompts, params)
     done: dict[int, Completion] = {}

@@ -60,7 +60,7 @@ class Recorder:
 
 
 class EpisodeWriter(contextlib.AbstractContextManager):
-    """Appends episodes to the files of a folder. If the disk fails, it warns once and continues without them.
+    """Append episodes to the files of a folder. If the disk fails, warn once and continue without.
 
     ``resume_from``: the updates of a resumed run. Lines of later ones, of the closing table and incomplete ones are dropped, with
     ``baselines_again`` those of the baselines as well. By default the files begin anew; `math.inf` drops only incomplete lines.
@@ -116,7 +116,10 @@ class EpisodeWriter(contextlib.AbstractContextManager):
 
 
 def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]:
-    """Read the complete records of a file, or the lines of its tokens; with ``newest`` only of its last bytes."""
+    """Read the complete records of a file, or the lines of its tokens.
+
+    ``newest``: read only that number of the file's last bytes.
+    """
     with open(path, "rb") as lines:
         if newest is not None:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - newest))

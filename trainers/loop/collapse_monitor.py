@@ -49,7 +49,10 @@ REPETITION = 0.2  # below this share repeated n-grams are ordinary text, however
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """``name``: what is wrong; ``message``: the numbers behind it; ``stop``: by the papers' rules training should end."""
+    """A symptom: its ``name``, a ``message`` with numbers, and whether to ``stop``.
+
+    ``stop``: the RAGEN papers end training at this symptom.
+    """
 
     name: str
     message: str
@@ -57,7 +60,10 @@ class Symptom:
 
 
 class CollapseMonitor:
-    """Names the symptoms of collapse as they begin; each is reported once, and again if it went away and came back."""
+    """Names symptoms of collapse when they begin.
+
+    Each is reported once, and again if it went away and came back.
+    """
 
     def __init__(self):
         self._updates = 0

@@ -11,18 +11,18 @@ from trainers.trajectory import Batch
 
 
 def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
-    """β ← β (1 + K clip(KL / target − 1, −.2, .2)): the controller of Ziegler et al. (2019, section 2.2); ``rate`` is K.
+    """β ← β (1 + K clip(KL / target − 1, −0.2, 0.2)): Ziegler et al. (2019, section 2.2).
 
-    ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
+    ``rate`` is K; ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
     """
     return coef * (1 + rate * min(max(kl / target - 1, -0.2), 0.2))
 
 
 class KLPenalty(torch.nn.Module):
-    """β KL(π ‖ π_ref), estimated token by token (Schulman 2020). π_ref is the policy as it is when this is made.
+    """β KL(π ‖ π_ref), estimated token by token (Schulman 2020).
 
-    k1 goes into the reward, k2 and k3 into the loss, where k1's gradient would be zero in expectation. A module, so that a
-    checkpoint keeps an adapted β; the reference's weights are no part of it.
+    π_ref is the policy when this is made. k1 goes into the reward, k2 and k3 into the loss; k1's gradient in a loss would be
+    zero in expectation. A module, so a checkpoint keeps an adapted β; the reference's weights are no part of it.
     """
 
     coef: torch.Tensor

@@ -73,16 +73,16 @@ def load_policy(
     path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32,
     base_model: str | Path | None = None, chat_template: str | Path = "", thinking: str = "auto",
 ) -> Policy:  # fmt: skip
-    """Load a causal language model with a chat template that transformers reads, or a LoRA adapter of one.
+    """Load a causal language model with a chat template, or a LoRA adapter of one.
 
     Trainable weights are float32: in bfloat16 an update of lr 1e-6 is rounded away.
 
     Args:
         path_or_id: a folder in Hugging Face's format, a GGUF file or a hub id.
-        dtype: "bfloat16" runs the layers in it and stores frozen linear layers in it, if the processor supports it.
-        lora_rank: of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
+        dtype: "bfloat16" runs the layers in it and stores frozen linear layers in it, if the CPU or GPU supports it.
+        lora_rank: rank of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
         base_model: the base of the adapter in ``path_or_id``, instead of the one that it names.
-        chat_template: a file with one, instead of the tokenizer's own.
+        chat_template: a file with a chat template, instead of the tokenizer's own.
         thinking: see `Policy`.
 
     Raises:

@@ -33,15 +33,17 @@ def rollout(
     min_p: float = 0.0,
     timing: Timing | None = None,
 ) -> list[Trajectory]:
-    """Roll out one episode in each environment to its end, which is at the latest where the model cannot read another turn.
+    """Roll out one episode in each environment to its end.
+
+    An episode ends at the latest when the model cannot read another turn.
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
         questions: instead of seeds, numbers of instances (`agent_envs.utils.scripts.begin`), one per group. May be fewer than
             there are environments.
-        max_new_tokens: of one turn.
-        top_p, min_p: what is cut off before sampling, `trainers.engines.sampling.truncate`.
-        timing: if given, gets what ``prefill`` (of new ids), ``decode`` and ``tools`` took.
+        max_new_tokens: longest turn.
+        top_p, min_p: see `trainers.engines.sampling.truncate`.
+        timing: if given, receives the seconds of ``prefill`` (of new ids), ``decode`` and ``tools``.
 
     Returns:
         One trajectory per environment, in order.
