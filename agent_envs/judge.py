@@ -26,7 +26,7 @@ _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environment
 
 
 class Judge:
-    """Return 1.0 for a right prediction, 0.0 for a wrong one, None without a verdict.
+    """Judge an answer by a model: 1.0 right, 0.0 wrong, None without a verdict.
 
     Equal questions are asked once. The policy may learn to persuade the judge: tags in the prediction are escaped and it is cut
     to 500 characters, but watch ``em`` beside this term.

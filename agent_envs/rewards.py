@@ -74,7 +74,10 @@ class Repeat(_Term):
 
 @dataclass(frozen=True)
 class Format(_Term):
-    """In a last turn that answers, the share of well-formed turns, without cut ones; else 0."""
+    """Share of well-formed turns, in a last turn that answers.
+
+    Cut turns do not count. 0 in any other turn.
+    """
 
     SAYS = "share of readable turns, once there is an answer"
 
@@ -87,7 +90,7 @@ class Format(_Term):
 
 @dataclass(frozen=True)
 class Thought(_Term):
-    """1 for a well-formed turn with reasoning in its place (RAGEN's think-tag reward)."""
+    """1 for a well-formed turn with reasoning (RAGEN)."""
 
     SAYS = "1 for a turn with a thought"
 
@@ -112,9 +115,9 @@ class ThoughtfulFormat(_Term):
 
 @dataclass(frozen=True)
 class Shaping(_Term):
-    """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng et al. 1999).
+    """Potential-based shaping by a metric (Ng et al. 1999).
 
-    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount.
+    F = γΦ(s') − Φ(s). Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount.
     """
 
     potential: str
@@ -128,7 +131,10 @@ class Shaping(_Term):
 
 @dataclass(frozen=True)
 class Gain(_Term):
-    """The growth of a metric in this turn. The optimum moves towards the metric, which must be bounded."""
+    """Growth of a metric in this turn.
+
+    The optimum moves towards the metric, which must be bounded.
+    """
 
     metric: str
     SAYS = "what {metric} gained"
@@ -188,9 +194,10 @@ class Minus(_Term):
 
 
 class Reward(Mapping[str, tuple[float, Term]]):
-    """A weighted sum of named terms: ``Reward(answer=(1.0, AtEnd(Metric("em"))))``.
+    """A weighted sum of named terms.
 
-    Calling it gives the share of each term by name. Terms of weight 0 are left out.
+    Example: ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``. Calling it gives the share of each term by
+    name. Terms of weight 0 are left out.
     """
 
     def __init__(self, **terms: tuple[float, Term]):

@@ -60,7 +60,7 @@ _ZERO, _ONE = Scores(0.0, 0.0, 0.0, 0.0), Scores(1.0, 1.0, 1.0, 1.0)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, drop articles, collapse white space: in this order."""
+    """Drop case, ASCII punctuation, articles and extra white space, in this order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -112,25 +112,31 @@ _NORMALIZERS: Mapping[str, Normalizer] = {
 
 
 def normalizer(benchmark: str) -> Normalizer:
-    """Return the normalisation of a benchmark's official script; `normalize_answer` by default."""
+    """Return the normalisation of a benchmark's official script."""
     return _NORMALIZERS.get(benchmark, normalize_answer)
 
 
 def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """Return 1.0 if the normalised prediction equals a gold answer or alias."""
+    """Return 1.0 if the prediction equals a gold answer or alias."""
     normalized, bare = _normalize_golds(golds, normalize)
     return float(normalize(prediction) in normalized or _is_bare(prediction, bare))
 
 
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """Return 1.0 if a normalised gold is part of the prediction (cover EM). To report, never to reward."""
+    """Return 1.0 if a normalised gold is part of the prediction.
+
+    Cover EM: to report, never to reward.
+    """
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
     return float(any(gold in predicted for gold in normalized) or _is_bare(prediction, bare))
 
 
 def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> Scores:
-    """Score an answer: the maximum of each score over the golds, as in `2wikimultihop_evaluate_v1.1.py`."""
+    """Score an answer by EM, F1, precision and recall.
+
+    Each is its maximum over the golds, as in `2wikimultihop_evaluate_v1.1.py`.
+    """
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
     scores = [_score_one(predicted, gold) for gold in normalized]

@@ -6,7 +6,7 @@ from agent_envs.chat_tokens import ChatTokens
 
 
 class StopChecker:
-    """Whether a turn ends, by an end-of-turn token or a stop string outside of thoughts."""
+    """Whether a turn ends, by a token or a stop string outside of thoughts."""
 
     def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
         self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop

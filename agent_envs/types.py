@@ -6,7 +6,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A request to run one tool. ``id`` comes from formats with call ids."""
+    """A request to run one tool.
+
+    ``id`` comes from formats with call ids.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -15,7 +18,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a tool; the environment decides what it means for the task.
+    """The result of a tool.
 
     Attributes:
         text: what the agent reads.
@@ -32,7 +35,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A parsed assistant turn: tool calls, a final answer, or an error for the agent.
+    """A parsed turn: tool calls, a final answer, or an error.
 
     Attributes:
         thought: the reasoning before calls and answer, if the format has a place for it; None without one.
@@ -83,7 +86,7 @@ class TurnOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """A turn as reward terms see it: the agent's text and the environment's records, no tool output."""
+    """A turn as reward terms see it, without tool output."""
 
     turn: Turn
     metrics: dict[str, float]  # the task's, after this turn

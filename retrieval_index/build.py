@@ -80,7 +80,7 @@ def build_folder(
     progress: bool = False,
     **options,
 ) -> None:
-    """Build an index folder from a file, a folder or a data set, in bounded memory.
+    """Build an index folder from files or a data set, in bounded memory.
 
     An index at `folder` is replaced in one step when the new one is complete. A killed build continues with the same arguments.
 

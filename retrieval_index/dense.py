@@ -24,10 +24,10 @@ ENCODE_BATCH = 1024
 
 
 class DenseIndex(Index):
-    """Maximum inner product search over encoded passages. Scores are cosines, from -1 to 1.
+    """Maximum inner product search over encoded passages.
 
-    Every passage matches to some degree; only a zero vector, of a query unknown to the encoder, has an empty list. FAISS sums
-    small batches in another order than large ones: scores may differ in the seventh digit.
+    Scores are cosines, from -1 to 1. Every passage matches to some degree; only a zero vector, of a query unknown to the
+    encoder, has an empty list. FAISS sums small batches in another order than large ones: scores may differ in the seventh digit.
 
     Attributes:
         index: a faiss.Index with one vector per passage.

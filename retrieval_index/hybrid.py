@@ -21,7 +21,7 @@ DEPTH = 100  # of each ranking, at least
 
 
 class HybridIndex(Index):
-    """Reciprocal rank fusion: the sum over its parts of 1 / (60 + rank), ranks from 1.
+    """Reciprocal rank fusion of indexes: sums of 1 / (60 + rank).
 
     The parts may be any indexes; to be saved, they must be of different kinds.
     """

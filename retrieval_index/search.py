@@ -54,7 +54,7 @@ class Searcher(Protocol):
 
 
 class Index:
-    """Base class of the backends: a searcher that can be saved to a folder.
+    """Base class of backends: a searcher with a folder.
 
     Attributes:
         backend: name in the manifest.

@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 
 class ShardedSearcher(Index):
-    """Search every shard and keep the best scores; ties follow the order of the shards.
+    """Search every shard, and merge by score.
 
-    This is the ranking of one index over all passages if scores are comparable: BM25 shards with the statistics of the whole
-    (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or re-rank.
+    Ties follow the order of the shards. This is the ranking of one index over all passages if scores are comparable: BM25 shards
+    with the statistics of the whole (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or
+    re-rank.
 
     Shards may be `RemoteSearcher`s: then `search` works, and `corpus` and `top_k` do not.
     """

@@ -40,7 +40,7 @@ _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where i
 
 
 class IndexCorrupt(ValueError):
-    """A file of an index is missing, truncated, changed, or of another index."""
+    """An index file is missing, truncated, changed or foreign."""
 
 
 def checksum(content: bytes | memoryview) -> int:

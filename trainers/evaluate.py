@@ -29,7 +29,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Evaluate agents on the same questions, and write evaluation.md, evaluation.json and episodes.jsonl."""
+    """Evaluate agents on the same questions."""
 
     env: str = "AgentR1/MiniWiki-v0"
     """Registered environment id."""

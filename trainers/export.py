@@ -20,7 +20,7 @@ from trainers.runtime.integrity import CARD_FILE, is_written_here
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Write a trained agent for others: weights in bfloat16, without the state of training."""
+    """Write a trained agent for others, in bfloat16."""
 
     checkpoint: Path | None = None
     """Checkpoint of a trainer: the folder checkpoint-<step> or best of a run."""

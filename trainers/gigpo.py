@@ -18,7 +18,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with GiGPO in a tool-using environment, beside baselines."""
+    """Train with GiGPO in a tool-using environment, beside baselines."""
 
     step_gamma: float = 0.95
     """Discount of turn returns, from turn to turn."""

@@ -36,7 +36,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with GRPO in a tool-using environment, beside baselines."""
+    """Train with GRPO in a tool-using environment, beside baselines."""
 
     scale_by_std: bool = option(False, advanced=True)
     """Divide advantages by the standard deviation of their group, as GRPO's paper does."""
@@ -125,10 +125,10 @@ def policy_loss(
     args: TrainArgs, policy: Policy, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int,
     states: HiddenStates | None = None,
 ) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
-    """Compute the loss of a micro-batch, a scalar, and metrics, means over its action tokens.
+    """Compute the loss of a micro-batch, and metrics.
 
-    ``normalizer``: action tokens (or sequences) of the whole gradient step, so any split gives one gradient.
-    ``states``: `Policy.hidden_states` of the batch, if they are known already.
+    The loss is a scalar; metrics are means over action tokens. ``normalizer``: action tokens (or sequences) of the whole gradient
+    step, so any split gives one gradient. ``states``: `Policy.hidden_states` of the batch, if they are known already.
     """
     logprobs, entropy = policy.logprobs(batch, args.temperature, args.entropy_coef > 0, states)
     loss = surrogate_loss(args, logprobs, batch)
@@ -192,7 +192,7 @@ def update(
 def train(
     args: AnyArgs, advantage_fn: AdvantageFunction[AnyArgs], algorithm: str = "grpo", title: str = "GRPO"
 ) -> dict:
-    """Train a policy, and return the summary of the run (summary.json).
+    """Train a policy, and return the run's summary.
 
     ``advantage_fn``: the algorithm, another than GRPO in this loop. ``title``: its name in the table of results.
     """

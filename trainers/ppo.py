@@ -22,7 +22,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with PPO in a tool-using environment, beside baselines."""
+    """Train with PPO in a tool-using environment, beside baselines."""
 
     gamma: float = 1.0
     """Discount from token to token."""

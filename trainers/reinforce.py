@@ -19,7 +19,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with REINFORCE++ in a tool-using environment, beside baselines."""
+    """Train with REINFORCE++ in a tool-using environment, beside baselines."""
 
     baseline: Literal["batch", "group"] = "batch"
     """Baseline of a return: the mean of the batch, or first the mean of its group."""

@@ -17,7 +17,7 @@ from trainers.config import TrainArgs
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """Train a policy with RLOO in a tool-using environment, beside baselines."""
+    """Train with RLOO in a tool-using environment, beside baselines."""
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class FittingArgs:
 
 @dataclass(kw_only=True)
 class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArgs, Checks):
-    """Fine-tune a policy on demonstrations: of scripts, of files of messages, or its own best episodes."""
+    """Fine-tune on demonstrations of scripts, files or the policy itself."""
 
     def __post_init__(self):
         super().__post_init__()

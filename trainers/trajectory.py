@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
-    """One episode; the last four fields are for records (`trainers.episodes.records`)."""
+    """One episode; the last four fields are for its record."""
 
     steps: list[Step] = field(default_factory=list)
     group: int = 0  # attempts at the same question share a number
@@ -59,7 +59,7 @@ class Trajectory:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One row of a batch: consecutive steps as one sequence, in lists of equal length.
+    """Consecutive steps as one sequence, in lists of equal length.
 
     ``rewards`` holds each turn's reward at that turn's last sampled token. ``turns`` holds the number of each action token's
     turn, from 0 over the trajectory, and -1 elsewhere; a row made without it is one turn.
@@ -143,7 +143,7 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class PackedEpisodes:
-    """Action tokens side by side, one trajectory a row, for advantage estimators."""
+    """Action tokens, one trajectory a row, for advantage estimators."""
 
     returns: torch.Tensor  # float32 [N], of whole episodes
     rewards: torch.Tensor  # float32 [N, A], each turn's at its last token
@@ -179,7 +179,7 @@ def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
-    """Put the action tokens of each trajectory side by side, [B, T] to [N, A].
+    """Put the action tokens of each trajectory side by side.
 
     The tokens come from all rows of a trajectory, in the order of sampling; A is the most action tokens of a trajectory.
     Differentiable in ``values``. ``trajectories``: N, if some may have no row in the batch. ``fill``: padding; -1 for

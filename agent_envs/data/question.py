@@ -21,7 +21,7 @@ _DATA = re.compile(r'\s*\{[^\[\]{}]*"Data"\s*:\s*\[')
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its gold answer and, if the benchmark has them, supporting facts.
+    """A question with its gold answer and supporting facts.
 
     `supporting_titles` names the gold paragraphs; in MuSiQue a title may come twice. `supporting_paragraphs` has the
     `paragraph_key` of each, or is empty. `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index)

@@ -35,9 +35,10 @@ class Benchmark:
 
 
 class DataUnavailable(LookupError):
-    """No source has the benchmark; `tried` holds (source, reason) for each.
+    """No source has the benchmark.
 
-    Raised with `source="auto"` only. A caller that continues with a stand-in must show `stand_in_warning(error)`.
+    `tried` holds (source, reason) for each. Raised with `source="auto"` only. A caller that continues with a stand-in must show
+    `stand_in_warning(error)`.
     """
 
     def __init__(self, name: str, split: str, tried: tuple[tuple[str, str], ...]):

@@ -61,7 +61,7 @@ class Reply:
 
 
 class Episode:
-    """One conversation at a time with an environment; `start` begins another.
+    """One conversation at a time with an environment.
 
     ``id`` and ``env_kwargs`` are those of `agent_envs.integrations.hosting.make`; ``native``: the agent acts by function calls.
 

@@ -30,7 +30,10 @@ print("isolated")
 
 
 def available() -> dict[str, str]:
-    """Map each backend to "ok" or the reason why it fails. The first call takes up to a second."""
+    """Map each backend to "ok" or the reason why it fails.
+
+    The first call takes up to a second.
+    """
     return {backend: _state(backend) for backend in BACKENDS}
 
 

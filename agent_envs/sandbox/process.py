@@ -18,7 +18,10 @@ _GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, be
 
 
 class SandboxError(RuntimeError):
-    """No isolation is available, or the sandbox itself failed: never the program's fault."""
+    """A failure of the sandbox, never of the program.
+
+    No isolation is available here, or the sandbox itself failed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

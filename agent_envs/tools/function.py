@@ -16,7 +16,7 @@ from agent_envs.types import ToolResult
 
 
 class ToolError(Exception):
-    """A call that cannot work, by the agent's mistake; the agent reads the message."""
+    """An invalid call by the agent, who reads the message."""
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,10 @@ logging.getLogger("mcp").addHandler(logging.NullHandler())
 def mount(
     server: str | Sequence[str], *, only: Sequence[str] | None = None, timeout: float = 30.0
 ) -> tuple[MCPTool, ...]:
-    """Mount the tools of an MCP server; the environments of a process share one connection.
+    """Mount the tools of an MCP server.
 
-    Where the server dies, the calls that it was at are faults, and the next call connects anew.
+    The environments of a process share one connection. If the server dies, calls in progress are tool failures, and the next call
+    connects again.
 
     Args:
         server: the URL of a server (streamable HTTP), or a command as a list of words.

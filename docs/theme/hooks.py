@@ -3,9 +3,11 @@
 - A link from a page to a file or folder of the repository leads to a page under `source/` that shows it.
 - `CONTRIBUTING.md` and `CHANGELOG.md` of the repository are pages; a link to its `README.md` leads to the site's home.
 - In `docs/api/`, a line "- [`public.name`](../../file.py): …" becomes the reference of that name, from its docstring.
+  `python docs/theme/hooks.py` writes the first lines of the docstrings into these pages.
 - Anchors are GitHub's.
 """
 
+import ast
 import json
 import posixpath
 import re
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.DOTALL)  # code is skipped: the first group
 API = re.compile(r"^- \[`([\w.]+)`\]\(([^)]+)\.py\).*(?:\n  .*)*$", re.MULTILINE)
 TWINS = {"README.md": "README.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+DEFINITION = ast.ClassDef | ast.FunctionDef
 _origin: dict[str, str] = {}  # of pages that are made here: where in the repository they come from
 
 
@@ -84,6 +87,19 @@ def fence(text: str, language: str) -> str:
     return f"````{language}\n{text.rstrip()}\n````"
 
 
+def with_summaries(page: Path) -> str:
+    """A page of `docs/api/` with the first line of each docstring after its name."""
+
+    def summarize(found: re.Match) -> str:
+        file = (page.parent / f"{found[2]}.py").resolve()
+        named = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, DEFINITION)]
+        docs = {node.name: ast.get_docstring(node) or "" for node in named}
+        summary = docs[found[1].rpartition(".")[2]].partition("\n")[0].replace("``", "`")
+        return f"- [`{found[1]}`]({found[2]}.py): {summary}"
+
+    return API.sub(summarize, page.read_text(encoding="utf-8"))
+
+
 # ---- what MkDocs calls ----
 
 
@@ -133,3 +149,8 @@ def reference(page: str, name: str, file: str) -> str:
     module = str(resolve(page, file)).replace("/", ".").removesuffix(".__init__")
     last = name.rpartition(".")[2]
     return f"::: {module}.{last}\n    options:\n      heading: {name}\n      toc_label: {last}"
+
+
+if __name__ == "__main__":
+    for api_page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        api_page.write_text(with_summaries(api_page), encoding="utf-8")

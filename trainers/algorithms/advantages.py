@@ -12,10 +12,12 @@ from trainers.algorithms.gae import own_tokens, returns_to_go
 def group_advantage(
     returns: torch.Tensor, groups: torch.Tensor, scale_by_std: bool = False, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A_i = R_i − mean(R of its group): Dr. GRPO (Liu et al. 2025).
+    """Return minus the mean of its group: Dr. GRPO, or GRPO with ``scale_by_std``.
 
-    With ``scale_by_std``, divided by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2). ``returns``: float
-    [N]; ``groups``: int [N], any labels; episodes that are not ``valid`` are left out of their group's mean and get zero.
+        A_i = R_i − mean(R of its group)        / std(R of its group), with ``scale_by_std``
+
+    Liu et al. 2025; Shao et al. 2024, section 4.1.2. ``returns``: float [N]; ``groups``: int [N], any labels; episodes that are
+    not ``valid`` are left out of their group's mean and get zero.
 
     Returns:
         float [N]; zero for a group with equal returns, and for a group of one.
@@ -36,9 +38,12 @@ def group_advantage(
 
 
 def leave_one_out(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """A_i = R_i − mean(R of the *others* in its group): RLOO (Kool et al. 2019; Ahmadian et al. 2024).
+    """Return minus the mean of the others in its group: RLOO.
 
-    Unbiased, as the baseline does not depend on the episode itself. It is G/(G − 1) times `group_advantage`.
+        A_i = R_i − mean(R of the *others* in its group)
+
+    Kool et al. 2019; Ahmadian et al. 2024. Unbiased, as the baseline does not depend on the episode itself. It is G/(G − 1) times
+    `group_advantage`.
     """
     _, index = groups.unique(return_inverse=True)
     counted = torch.ones_like(returns) if valid is None else valid.to(returns.dtype)
@@ -57,7 +62,9 @@ def to_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(x − mean) / (standard deviation + 1e-6) over all masked tokens; zero outside the mask.
+    """Scale masked tokens to mean 0 and standard deviation 1; zero outside the mask.
+
+        (x − mean) / (standard deviation + 1e-6)
 
     PPO's normalisation (Huang et al. 2022, detail 7) over tokens. Equal values give exact zeros.
     """
@@ -72,9 +79,11 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def reinforce_plus_plus(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """A_t = Σ_{s≥t} r_s, whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262). Float [N, A].
+    """Returns to go, whitened over the batch: REINFORCE++ (Hu 2025).
 
-    The paper subtracts β times each token's `trainers.algorithms.losses.kl_k1` from the rewards.
+        A_t = Σ_{s≥t} r_s, whitened; float [N, A]
+
+    arXiv 2501.03262. The paper subtracts β times each token's `trainers.algorithms.losses.kl_k1` from the rewards.
     """
     return whiten(returns_to_go(rewards, mask, valid=valid), own_tokens(rewards, mask, valid))
 
@@ -83,10 +92,10 @@ def reinforce_plus_plus(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.
 def reinforce_plus_plus_baseline(
     rewards: torch.Tensor, mask: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """R_i − mean(R of its group) at each token, whitened: REINFORCE++-baseline (Hu 2025). Float [N, A].
+    """Return minus the group's mean, whitened over tokens: REINFORCE++-baseline (Hu 2025).
 
-    The paper adds `trainers.algorithms.losses.kl_k2` to the loss. A group of equal returns gets exact zeros only if every group
-    has equal returns: tokens are centred on the mean of the batch.
+    Float [N, A]. The paper adds `trainers.algorithms.losses.kl_k2` to the loss. A group of equal returns gets exact zeros only if
+    every group has equal returns: tokens are centred on the mean of the batch.
     """
     centred = group_advantage(episode_returns(rewards, mask, valid), groups, valid=valid)
     return whiten(to_tokens(centred, mask), own_tokens(rewards, mask, valid))

@@ -56,7 +56,10 @@ def discount(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tens
 def returns_to_go(
     rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """G_t = r_t + γ G_{t+1} over the action tokens (Sutton & Barto 2018, eq. 3.9)."""
+    """Discounted returns to go over the action tokens (Sutton & Barto 2018, eq. 3.9).
+
+    G_t = r_t + γ G_{t+1}
+    """
     return discount(rewards, own_tokens(rewards, mask, valid), gamma)
 
 
@@ -69,7 +72,9 @@ def gae(
     lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_{t+1} − V_t: token-level GAE (Schulman et al. 2016, eq. 16).
+    """Token-level GAE (Schulman et al. 2016, eq. 16).
+
+        A_t = δ_t + γλ A_{t+1},  δ_t = r_t + γ V_{t+1} − V_t
 
     ``values`` [N, A]: the critic's V_t before token t is sampled. Returns the advantages, and A_t + V_t, the targets of the
     critic; zero outside the mask.
@@ -101,7 +106,7 @@ def bi_level_gae(
     turn_lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE over turns, then over the tokens of each turn: bi-level GAE (RAGEN, Wang et al. 2025).
+    """Bi-level GAE: over turns, then over the tokens of each turn (RAGEN).
 
     Returns as `gae`. With e_k the last token of turn k, r_k the reward there and V_k = V(e_k):
 
@@ -135,9 +140,9 @@ def turn_level_gae(
     turn_lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE with a turn as one action: step-level GAE of Agent-R1 (Cheng et al. 2025, arXiv 2511.14460).
+    """Step-level GAE of Agent-R1: a turn is one action.
 
-    With V_k the value before the first token of turn k, and r_k the sum of the rewards of its tokens:
+    Cheng et al. 2025, arXiv 2511.14460. With V_k the value before the first token of turn k, and r_k the sum of its rewards:
 
         A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 after the last turn)
 

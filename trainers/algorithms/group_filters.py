@@ -26,9 +26,9 @@ def group_deviation(
 
 
 def mixed_groups(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Groups with unequal returns: DAPO's dynamic sampling (Yu et al. 2025, eq. 11).
+    """Groups with unequal returns: DAPO's dynamic sampling.
 
-    DAPO refills the batch with more questions until it is full.
+    Yu et al. 2025, eq. 11. DAPO refills the batch with more questions until it is full.
     """
     deviation, index = group_deviation(returns, groups, valid)
     return _select_episodes(deviation > ZERO_STD, index, valid)
@@ -37,9 +37,10 @@ def mixed_groups(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tenso
 def most_uncertain(
     returns: torch.Tensor, groups: torch.Tensor, share: float = 0.25, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The ``share`` of groups with the largest deviation: StarPO-S (RAGEN, Wang et al. 2025).
+    """The ``share`` of groups with the largest deviation: StarPO-S.
 
-    At least one group, of equals the one with the lower label; never a zero-std group, unlike in RAGEN's code.
+    RAGEN, Wang et al. 2025. At least one group, of equals the one with the lower label; never a group of zero deviation, unlike
+    in RAGEN's code.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -57,10 +58,10 @@ def most_signal(
     valid: torch.Tensor | None = None,
     selection_eps: float = 0.01,
 ) -> torch.Tensor:
-    """Groups by descending deviation, up to p Σσ − ε: RAGEN-2 (2026, arXiv 2604.06268).
+    """Groups with most of the deviation: RAGEN-2.
 
-    Groups of zero deviation are never kept. If p Σσ ≤ ε no group is kept. ε is ``selection_eps``, in the unit of the returns;
-    RAGEN's code has 0.01.
+    By descending deviation, up to p Σσ − ε (arXiv 2604.06268). Groups of zero deviation are never kept. If p Σσ ≤ ε no group is
+    kept. ε is ``selection_eps``, in the unit of the returns; RAGEN's code has 0.01.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must be above 0 and at most 1, got {p}")

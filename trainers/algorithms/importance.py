@@ -5,7 +5,9 @@ import torch
 
 @torch.no_grad()
 def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
-    """min(w, C), w = π_trainer / π_sampler: truncated importance sampling, TIS (Yao et al. 2025).
+    """Truncated importance weights, TIS (Yao et al. 2025).
+
+        min(w, C),  w = π_trainer / π_sampler
 
     Multiply each token's loss by this; clipping uses the ratio to the *trainer's* old policy. ``trainer``, ``sampler``: [B, T]
     log-probabilities of the trainer before the update, and of the engine that sampled. ``cap``: C.
@@ -17,9 +19,11 @@ def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: floa
 def masked_importance(
     trainer: torch.Tensor, sampler: torch.Tensor, low: float = 0.5, high: float = 5.0
 ) -> torch.Tensor:
-    """w if α ≤ w ≤ β, else 0: IcePop (Ling team 2025, arXiv 2510.18855).
+    """Masked importance weights, IcePop (Ling team 2025).
 
-    Arguments as in `truncated_importance`.
+        w if α ≤ w ≤ β, else 0
+
+    arXiv 2510.18855; arguments as in `truncated_importance`.
     """
     weight = torch.exp(trainer - sampler)
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)

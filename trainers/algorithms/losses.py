@@ -19,9 +19,11 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> torch.Tensor:
-    """−min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), r = exp(logprobs − old_logprobs): PPO.
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7).
 
-    Schulman et al. 2017, eq. 7; with ε_high > ε_low the "clip-higher" of DAPO (Yu et al. 2025, eq. 10).
+        −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A),  r = exp(logprobs − old_logprobs)
+
+    With ε_high > ε_low it is the "clip-higher" of DAPO (Yu et al. 2025, eq. 10).
 
     ``dual_clip``: c > 1, the bound of r if A < 0: −max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv 1912.09729, eq. 5). 0
     leaves it unbounded up to `MAX_LOG_RATIO`.
@@ -47,10 +49,12 @@ def gspo_loss(
     episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """−min(s A, clip(s, 1 − ε_low, 1 + ε_high) A), s = exp(mean of the sequence's log r): GSPO.
+    """GSPO's surrogate with the ratio of whole sequences (Zheng et al. 2025).
 
-    The token form (Zheng et al. 2025, arXiv 2507.18071, eqs. 7 and 13-14): every token has the value of its sequence's ratio s,
-    and the gradient of its own log-probability. Under `sequence_mean` it equals the sequence form (eq. 5).
+        −min(s A, clip(s, 1 − ε_low, 1 + ε_high) A),  s = exp(mean of log r over the sequence's tokens)
+
+    The token form (arXiv 2507.18071, eqs. 7 and 13-14): every token has the value of its sequence's ratio s, and the gradient
+    of its own log-probability. Under `sequence_mean` it equals the sequence form (eq. 5).
 
     ``mask``: bool [B, T], the tokens of the ratio. The paper's ε are 3e-4 and 4e-4.
     """
@@ -84,26 +88,31 @@ def sum_of_sequence(values: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
 def cispo_loss(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """−sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π: CISPO (MiniMax 2025, arXiv 2506.13585, eqs. 4-5).
+    """CISPO's surrogate with a clipped weight (MiniMax 2025, eqs. 4-5).
 
-    The paper has ``clip_low=1``. The importance weight is clipped, not the token: all tokens keep a gradient.
+        −sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π
+
+    arXiv 2506.13585, with ``clip_low=1``. The importance weight is clipped, not the token: all tokens keep a gradient.
     """
     weight = bounded_ratio(logprobs, old_logprobs).clamp(1 - clip_low, 1 + clip_high).detach()
     return -weight * advantages * logprobs
 
 
 def value_loss(values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip: float) -> torch.Tensor:
-    """½ max((V − G)², (clip(V, V_old − ε, V_old + ε) − G)²): PPO's value loss.
+    """PPO's clipped value loss (Huang et al. 2022, detail 9).
 
-    Huang et al. 2022, detail 9. ``targets``: G, the returns of `trainers.algorithms.gae`. ``clip``: ε; ``math.inf`` for the plain
-    squared error.
+        ½ max((V − G)², (clip(V, V_old − ε, V_old + ε) − G)²)
+
+    ``targets``: G, the returns of `trainers.algorithms.gae`. ``clip``: ε; ``math.inf`` for the plain squared error.
     """
     clipped = torch.clamp(values, old_values - clip, old_values + clip)
     return 0.5 * torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
 
 
 def kl_k1(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """log π − log π_ref: Schulman's k1 estimate of KL(π ‖ π_ref), for the *reward*.
+    """Schulman's k1 estimate of KL(π ‖ π_ref), for the *reward*.
+
+        log π − log π_ref
 
     It has no gradient: in a loss, ∇ log π would be zero in expectation, whatever the reference.
     """
@@ -111,7 +120,9 @@ def kl_k1(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def kl_k2(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """½ (log π − log π_ref)²: Schulman's k2, for the *loss*.
+    """Schulman's k2 estimate of KL(π ‖ π_ref), for the *loss*.
+
+        ½ (log π − log π_ref)²
 
     Its gradient is in expectation that of KL(π ‖ π_ref).
     """
@@ -119,7 +130,9 @@ def kl_k2(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(d) − d − 1, d = log π_ref − log π: Schulman's k3, never negative, for the *loss*.
+    """Schulman's k3 estimate of KL(π ‖ π_ref), for the *loss*; never negative.
+
+        exp(d) − d − 1,  d = log π_ref − log π
 
     The form of GRPO (Shao et al. 2024, eq. 4). Its gradient is in expectation that of KL(π_ref ‖ π), the other direction. d is
     bounded by `MAX_LOG_RATIO`, without a gradient above it.
@@ -129,7 +142,9 @@ def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """−Σ_v p_v log p_v of log-probabilities [..., V], with a gradient.
+    """Entropy of log-probabilities [..., V], with a gradient.
+
+        −Σ_v p_v log p_v
 
     −inf (a token that is ruled out) adds nothing.
     """

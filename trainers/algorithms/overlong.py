@@ -4,7 +4,7 @@ import torch
 
 
 def overlong_penalty(lengths: torch.Tensor, longest: int, buffer: int) -> torch.Tensor:
-    """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), for the reward of a turn.
+    """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13).
 
     0 up to ``longest − buffer`` tokens (L_max − L_cache), then linearly down to −1 at ``longest`` and beyond.
     """

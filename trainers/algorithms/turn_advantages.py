@@ -19,7 +19,9 @@ def turn_returns(
     gamma: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """G_k = r_k + γ G_{k+1}, with r_k the sum of turn k's rewards.
+    """Discounted returns from each turn on.
+
+        G_k = r_k + γ G_{k+1}, with r_k the sum of turn k's rewards
 
     Returns float [N, K], and bool [N, K]: which turns were taken.
     """
@@ -50,9 +52,11 @@ def turn_advantage(
     scale_by_std: bool = True,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO (Ding et al. 2025, arXiv 2511.14846).
+    """Normalised turn returns within the group: GTPO (Ding et al. 2025).
 
-    Normalised turn returns, float [N, A]; a turn number that only one episode of the group reached gets zero.
+        A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}
+
+    arXiv 2511.14846. Float [N, A]; a turn number that only one episode of the group reached gets zero.
     """
     own = own_tokens(rewards, mask, valid)
     # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
@@ -74,10 +78,13 @@ def gigpo(
     scale_by_std: bool = False,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A = A_episode + ω A_step: GiGPO (Feng et al. 2025, arXiv 2505.10978).
+    """Advantages of episodes and of turns in the same state: GiGPO (Feng et al. 2025).
 
-    A_episode compares the episode's return with its group's, A_step the discounted return from a turn on with those of all
-    turns of the group in the same state. The mean is over trajectories; the authors' code weighs an episode by its length.
+        A = A_episode + ω A_step
+
+    arXiv 2505.10978. A_episode compares the episode's return with its group's, A_step the discounted return from a turn on with
+    those of all turns of the group in the same state. The mean is over trajectories; the authors' code weighs an episode by its
+    length.
 
     Args:
         anchors: for each trajectory, a label for the state before each of its turns, in order. Equal labels in one

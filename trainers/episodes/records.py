@@ -60,10 +60,11 @@ class Recorder:
 
 
 class EpisodeWriter(contextlib.AbstractContextManager):
-    """Append episodes to the files of a folder. If the disk fails, warn once and continue without.
+    """Append episodes to the files of a folder.
 
-    ``resume_from``: the updates of a resumed run. Lines of later ones, of the closing table and incomplete ones are dropped, with
-    ``baselines_again`` those of the baselines as well. By default the files begin anew; `math.inf` drops only incomplete lines.
+    If the disk fails, it warns once and continues without them. ``resume_from``: the updates of a resumed run. Lines of later
+    ones, of the closing table and incomplete ones are dropped, with ``baselines_again`` those of the baselines as well. By
+    default the files begin anew; `math.inf` drops only incomplete lines.
     """
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):

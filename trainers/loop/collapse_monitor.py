@@ -49,9 +49,9 @@ REPETITION = 0.2  # below this share repeated n-grams are ordinary text, however
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A symptom: its ``name``, a ``message`` with numbers, and whether to ``stop``.
+    """A symptom of collapse.
 
-    ``stop``: the RAGEN papers end training at this symptom.
+    ``name``: what is wrong; ``message``: with its numbers; ``stop``: the RAGEN papers end training here.
     """
 
     name: str

@@ -11,7 +11,9 @@ from trainers.trajectory import Batch
 
 
 def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
-    """β ← β (1 + K clip(KL / target − 1, −0.2, 0.2)): Ziegler et al. (2019, section 2.2).
+    """Adapt β to a target KL (Ziegler et al. 2019, section 2.2).
+
+        β ← β (1 + K clip(KL / target − 1, −0.2, 0.2))
 
     ``rate`` is K; ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
     """
@@ -19,7 +21,7 @@ def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -
 
 
 class KLPenalty(torch.nn.Module):
-    """β KL(π ‖ π_ref), estimated token by token (Schulman 2020).
+    """KL penalty to the starting policy, token by token.
 
     π_ref is the policy when this is made. k1 goes into the reward, k2 and k3 into the loss; k1's gradient in a loss would be
     zero in expectation. A module, so a checkpoint keeps an adapted β; the reference's weights are no part of it.
