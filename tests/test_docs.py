@@ -86,11 +86,15 @@ def test_what_the_reference_lists_is_defined_documented_and_imported_by_that_nam
         node = definitions(file).get(name.rpartition(".")[2])
         assert node, f"{page.name}: {name} is not in {file.name}"
         assert ast.get_docstring(node), f"{name} has no docstring"
-        assert page.read_text(encoding="utf-8") == hooks.with_summaries(page), "run python docs/theme/hooks.py"
         module = ROOT / name.rpartition(".")[0].replace(".", "/")
         if module.with_suffix(".py") != file and module / "__init__.py" != file:  # a shorter name than that of its file
             exported = (module / "__init__.py").read_text(encoding="utf-8").partition("__all__")[2]
             assert name.rpartition(".")[2] in exported
+
+
+def test_the_reference_has_the_first_lines_of_the_docstrings():
+    for page in {page for page, _, _ in reference()}:
+        assert page.read_text(encoding="utf-8") == hooks.with_summaries(page), "run python docs/theme/hooks.py"
 
 
 def test_links_out_of_docs_lead_to_pages_that_show_the_file():
