@@ -13,9 +13,11 @@ import contextlib
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 import tyro
 
@@ -38,8 +40,7 @@ class Args(Checks):
     split: str = "validation"
     """Split of the questions: validation or train."""
     agent: str = ""
-    """Your program, "my_agent:solve" or a command, that acts with models in this process, as in training; --env may be a file
-    of tasks."""
+    """Your program, "my_agent:solve" or a command, that acts with the models, as in training; --env may be a file of tasks."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A model: a folder, GGUF file or hub id; with --api a name on the server. Repeat the option for several. With --checkpoint,
     the base of adapters."""
@@ -95,9 +96,9 @@ class Args(Checks):
         self.check_choices()
         self.check_thinking(self.max_new_tokens)
         self.check_unused(self.api, "without api", "concurrency", "timeout")
-        self.check_unused(
-            self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking", "agent"
-        )
+        self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
+        self.check_unused(self.here or self.api, "without a model or an api", "agent")
+        self.check_unused(not self.agent, "with an agent, which asks as it likes", "format")
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
@@ -151,6 +152,7 @@ import torch
 from agent_envs.tasks.qa import name_kind
 from agent_envs.utils.scripts import sample_instances
 from retrieval_index import durable
+from trainers.agents import programs
 from trainers.checkpoints.lock import hold_folder
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
@@ -166,6 +168,7 @@ from trainers.rollouts.formats import choose_format
 from trainers.runtime import signals
 from trainers.runtime.progress import Progress, to_json_types
 
+T = TypeVar("T")
 SCRIPTS = {
     "oracle": "Oracle (knows the answer)",
     "scripted": "Scripted agent",
@@ -183,6 +186,7 @@ class _Evaluation:
         self.task, self.source = self.envs.envs[0], self.envs.envs[0].describe_source()
         self.score, self.questions = self.task.PRIMARY_METRIC, sample_instances(self.envs.envs[0], args.questions)
         self.header = f"{args.env}, {args.split} · source: {self.source}"
+        self.header += f" · program: {args.agent}" * bool(args.agent)
         self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
         self.settings = self._choose_settings() if args.api else {}  # that the answers of an API hold for
         self._unfinished = args.out / ".unfinished"  # an evaluation that breaks off leaves an earlier one whole
@@ -265,9 +269,6 @@ class _Evaluation:
             temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
             known_to_fail=known_to_fail,
         )  # fmt: skip
-        format, kwargs = str(self.settings["format"]), {**json.loads(args.env_kwargs), "split": args.split}
-        at_once = min(args.concurrency, len(requested))
-        episodes = [api_agent.make_episode(args.env, format, **kwargs) for _ in range(at_once)]
         done = len(jobs) - len(requested)
 
         def keep(record: dict) -> None:
@@ -279,16 +280,13 @@ class _Evaluation:
         try:
             with Progress(len(jobs), "episodes", model, done) as progress:
                 if requested:
-                    agent.run(episodes, requested, keep)
+                    self._run_jobs(agent, requested, keep)
         except BaseException as error:
             rest = f"{done} of {len(jobs)} episodes of {model} are kept in {args.out}; the same command continues from there"
             if isinstance(error, signals.TrainingStopped):
                 raise type(error)(f"{error}. {rest}") from None
             print(f"\n{rest}", file=sys.stderr)
             raise
-        finally:
-            for episode in episodes:
-                episode.close()
         for problem, times in agent.problems.most_common():
             print(f"Warning: {times} episodes of {model} could not be finished: {problem}", file=sys.stderr)
         records = [answers.records[model, *job] for job in jobs]
@@ -298,6 +296,24 @@ class _Evaluation:
         if any(used.values()):  # not every server counts them
             self.rows[-1] |= used
         self.rows[-1]["problems"] = dict(agent.problems)
+
+    def _run_jobs(self, agent: api_agent.ApiAgent, jobs: list[api_agent.Job], keep: Callable[[dict], None]) -> None:
+        args, at_once = self.args, min(self.args.concurrency, len(jobs))
+        with contextlib.ExitStack() as stack:
+
+            def open_many(make: Callable[[], T]) -> list[T]:
+                return [stack.enter_context(contextlib.closing(make())) for _ in range(at_once)]  # type: ignore[type-var]
+
+            if args.agent:
+                from trainers.evaluation.api_program import ApiProgram  # FastAPI, which no other evaluation needs
+
+                envs = open_many(partial(make_envs, args.env, args.env_kwargs, args.split, 1))
+                program = stack.enter_context(contextlib.closing(ApiProgram(args.agent, agent)))
+                agent.run(program.run_episode, envs, jobs, keep)
+            else:
+                kwargs = {**json.loads(args.env_kwargs), "split": args.split}
+                make = partial(api_agent.make_episode, args.env, str(self.settings["format"]), **kwargs)
+                agent.run(agent.run_episode, open_many(make), jobs, keep)
 
     def _add(self, name: str, infos: list[dict], samples: int) -> None:
         self.rows.append(evaluator.summarize(name, infos, self.score, samples))
@@ -316,14 +332,20 @@ class _Evaluation:
     def _choose_settings(self) -> dict[str, object]:
         """What decides about the episodes of an API; the format is chosen here, and the header says which it is."""
         args, kwargs = self.args, json.loads(self.args.env_kwargs)
-        format = api_agent.choose_format(args.env, args.format, {**kwargs, "split": args.split})
-        shown = "function calls" if format == api_agent.NATIVE else f"text, format {format or self.task.format.name}"
+        if args.agent:
+            format, shown = "", "as the program asks"
+        else:
+            format = api_agent.choose_format(args.env, args.format, {**kwargs, "split": args.split})
+            shown = (
+                "function calls" if format == api_agent.NATIVE else f"text, format {format or self.task.format.name}"
+            )
         at = "its own temperature" if args.temperature is None else f"temperature {args.temperature:g}"
         self.header += f"\n\n{', '.join(args.model)} behind {args.api}: {shown}, {at}"
         return {
             "api": args.api, "env": args.env, "env_kwargs": kwargs, "split": args.split, "source": self.source,
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
-            "data": evaluator.data_digest(self.task),
+            "data": evaluator.data_digest(self.task), "agent": args.agent,
+            "program": programs.fingerprint(args.agent) if args.agent else "",
         }  # fmt: skip
 
 
@@ -356,6 +378,7 @@ def main(args: Args) -> list[Row]:
         if (failed := cast(float, row["failed"])) > args.max_failed:
             advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"
             what = "a tool failed, or the API gave no answer," if "problems" in row else "a tool failed"
+            what = f"the program, or {what}" if args.agent else what
             raise signals.TrainingStopped(f"{what} in {failed:.1%} of the episodes of {row['name']}: {advice}")
     return evaluation.rows
 

@@ -36,14 +36,15 @@ class CallRefused(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What a call is answered with: the message for the client, why it ended, and the tokens behind it."""
+    """What a call is answered with: the message for the client, why it ended, and how many tokens that took."""
 
     message: Message
     finish_reason: str
     prompt_tokens: int
-    tokens: list[int]
-    logprobs: list[float | None]
-    pieces: list[str] | None = None  # the text of each token, where the call asked for log-probabilities
+    completion_tokens: int
+    # Of each token, where the call asked for them.
+    logprobs: list[float | None] = field(default_factory=list)
+    pieces: list[str] | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,9 +57,11 @@ class Call:
     stop: tuple[str, ...] = ()
     temperature: float | None = None
     logprobs: bool = False
+    body: Mapping[str, Any] = field(default_factory=dict)  # the request as it came
     answer: "Future[Turn]" = field(default_factory=Future)
     keys: list[_Key] = field(default_factory=list)
     row: "_Row | None" = None  # what it extends
+    starts: bool = False  # a row of its own
     prompt: list[int] = field(default_factory=list)
     place: int = 0  # among the calls of its episode, from 1
     number: int = 0  # the conversation of the engine
@@ -71,49 +74,46 @@ class _Row:
 
     keys: list[_Key]
     tools: list[dict[str, Any]]
-    ids: list[int]
-    sampled: list[int]
     message: Message  # the answer
-    number: int
+    ids: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    number: int = 0
     extended: bool = False
 
 
-class Session:
-    """The calls of one episode, which fill its `Trajectory`.
+class CallLog:
+    """The calls of one episode as text, which fill its `Trajectory`: which one extends which, and what they are paid.
 
-    Calls are begun and finished by one thread; rewards come from any.
+    Calls are begun and finished by one thread at a time; rewards come from any.
 
     Args:
-        seed: of the noise of the episode, None for none. That of a call depends on its prompt and on how many equal ones came
-            before it, not on when it arrives.
         max_calls: later ones are refused, as are all after `close`.
-        number: makes the numbers of the engine's conversations.
         keep: answered calls that later ones may extend; None for all.
+        shown: makes a message as records show it.
 
     Attributes:
-        calls: how many there were.
+        calls, rows: how many there were.
         edits: calls that changed a turn of the assistant, and so began a row.
         refused: why the last call had to be refused that was beyond a limit; "" if none was.
         before_turn: called before each answer is added, for a label of the state, see `Trajectory.anchors`.
     """
 
     def __init__(
-        self, policy: ChatTokens, trajectory: Trajectory, number: Callable[[], int], *, seed: int | None = None,
-        max_calls: float = float("inf"), keep: int | None = None,
+        self, trajectory: Trajectory, *, max_calls: float = float("inf"), keep: int | None = None,
+        shown: Callable[[Message], Message] = lambda message: message,
     ):  # fmt: skip
-        self.policy, self.trajectory, self._number, self._seed = policy, trajectory, number, seed
-        self.max_calls, self.calls, self.edits = max_calls, 0, 0
+        self.trajectory, self.max_calls, self.calls, self.rows, self.edits = trajectory, max_calls, 0, 0, 0
         self.refused, self.closed = "", False
         self.before_turn: Callable[[], Any] = lambda: None
+        self._escape = shown
         self._answered: deque[_Row] = deque(maxlen=keep)
-        self._prompts: Counter[bytes] = Counter()
         self._lock = Lock()  # of the rewards
         self._owed = _new_turn()  # what came before the first call, or after the last
 
     # -- by the thread that answers -----------------------------------------------------------------------------------
 
-    def begin(self, call: Call, max_new_tokens: int, max_length: float) -> None:
-        """Give a call its prompt, noise and conversation. Raises CallRefused."""
+    def admit(self, call: Call) -> None:
+        """Give a call its place, and the row that it extends. Raises CallRefused."""
         if self.closed:
             raise CallRefused(403, "the episode of this key has ended", "episode_ended")
         if self.calls >= self.max_calls:
@@ -122,102 +122,26 @@ class Session:
         self.calls += 1
         call.place = self.calls
         call.keys = [_key_of(message) for message in call.messages]
-        call.row = self._find_row(call)
-        try:
-            call.prompt = self._encode(call)
-        except Exception as error:  # a chat template raises what it likes
-            text = " ".join(str(error).split())
-            raise CallRefused(400, f"the model's chat template cannot write these messages: {text}") from error
-        if len(call.prompt) + min(max_new_tokens, LEAST_TURN) > max_length:
-            self.refused = (
-                f"the prompt has {len(call.prompt)} tokens, and the model reads {max_length:.0f} with its turn"
-            )
-            raise CallRefused(400, self.refused, "context_length_exceeded")
+        fitting = [row for row in self._answered if row.tools == call.tools and _extends(call.keys, row.keys)]
+        call.row = max(fitting, key=lambda row: len(row.keys), default=None)
+
+    def attach(self, call: Call) -> None:
+        """Let a call go on with its row, or start one: where it has none, or another call went on with it before."""
+        call.starts = call.row is None or call.row.extended
         if call.row is None:
             self.edits += any(_is_edited(call, row) for row in self._answered)
-        if call.row is None or call.row.extended:
-            call.number = self._number()
         else:
-            call.number = call.row.number
             call.row.extended = True
-        if self._seed is not None:
-            prompt = array("q", call.prompt).tobytes()
-            self._prompts[prompt] += 1
-            call.seed = seed_of(self._seed, prompt, self._prompts[prompt])
 
-    def finish(self, call: Call, completion: Completion) -> Turn:
-        """Take what was sampled for a call into the rows; returns what the client gets."""
-        tokens, logprobs, was_cut = completion.tokens, completion.logprobs, completion.finish_reason == "length"
-        stopped = bool(call.stop) and self._has_stop(tokens, call.stop)
-        if stopped:  # what was sampled behind it was not asked for
-            count = 1 + bisect_left(range(1, len(tokens)), True, key=lambda n: self._has_stop(tokens[:n], call.stop))
-            tokens, logprobs, was_cut = tokens[:count], logprobs[:count], False
-        message, error = self._read(call, tokens, was_cut, stopped)
-        step = Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs)
-        keys = [*call.keys, _key_of(message)]
-        row = _Row(
-            keys=keys, tools=call.tools, ids=call.prompt + tokens, sampled=tokens, message=message, number=call.number
-        )
-        self._answered.append(row)
-        self._record(call, step, message, error, was_cut)
-        reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
-        return Turn(
-            message=message, finish_reason=reason, prompt_tokens=len(call.prompt), tokens=tokens, logprobs=logprobs,
-            pieces=self.policy.tokenizer.batch_decode([[token] for token in tokens]) if call.logprobs else None,
-        )  # fmt: skip
-
-    def _find_row(self, call: Call) -> _Row | None:
-        """The longest conversation that a call extends by something else than turns of the assistant."""
-        fitting = [row for row in self._answered if row.tools == call.tools and _extends(call.keys, row.keys)]
-        return max(fitting, key=lambda row: len(row.keys), default=None)
-
-    def _encode(self, call: Call) -> list[int]:
-        row, tools = call.row, call.tools or None
-        if row is None:
-            return self.policy.conversation_ids(call.messages, tools)
-        names = {made["id"]: made["function"]["name"] for made in row.message.get("tool_calls") or ()}
-        new = [
-            message if "tool_call_id" not in message else {"name": names.get(message["tool_call_id"]), **message}
-            for message in call.messages[len(row.keys) :]
-        ]
-        try:
-            return row.ids + self.policy.observation_ids(new, row.sampled, tools)
-        except ValueError:  # a template that cannot append such messages
-            call.row = None
-            return self.policy.conversation_ids(call.messages, tools)
-
-    def _has_stop(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
-        return find_end(self.policy.decode_action(tokens), stop) is not None
-
-    def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
-        """A sampled turn as the API's message, and why it is no turn of the model's own form, if it is none. A stop string, and
-        what stands in its token behind it, is left out, as the API does."""
-        policy = self.policy
-        if call.tools and policy.dialect is not None and not was_cut and not stopped:
-            message = policy.read_turn(tokens, call.tools)
-            error = str(message.pop("error", ""))
-            for place, made in enumerate(message.get("tool_calls") or ()):
-                if made["id"] == f"call_{place}":  # clients tell calls of different turns apart by their ids
-                    made["id"] = f"call_{call.place}_{place}"
-            return message, error
-        text, error = policy.decode_action(tokens), ""
-        if stopped:
-            end = find_end(text, call.stop)
-            text = text[:end]
-            text = min((text.removesuffix(string) for string in call.stop), key=len)
-        try:
-            thoughts, content = split_thought(text)
-        except Malformed as problem:
-            thoughts, content, error = [], text, str(problem)
-        message = {"role": "assistant", "content": content.strip()}
-        return message | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), error
-
-    def _record(self, call: Call, step: Step, message: Message, error: str, was_cut: bool) -> None:
+    def add(self, call: Call, row: _Row, step: Step, error: str, was_cut: bool) -> None:
+        """Add an answered call to the trajectory. ``error``: why its turn cannot be read, or ""."""
         known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
-        new = [self.policy.escape_all(_shown(each)) for each in call.messages[known:]]
+        self.rows += call.starts
+        self._answered.append(row)
+        new = [self._escape(_shown(each)) for each in call.messages[known:]]
         if not known and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
             new.insert(0, {"role": "system", "content": ""})
-        label = self.before_turn()
+        label, message = self.before_turn(), row.message
         with self._lock:
             trajectory.messages += new
             seen = {"message": len(trajectory.messages), "observation": new[-1]["content"]}
@@ -257,10 +181,118 @@ class Session:
         self.closed = True
 
 
+class Session(CallLog):
+    """The calls of one episode that the policy here answers, as rows of token ids.
+
+    Args:
+        seed: of the noise of the episode, None for none. That of a call depends on its prompt and on how many equal ones came
+            before it, not on when it arrives.
+        number: makes the numbers of the engine's conversations.
+        max_calls, keep: as of `CallLog`.
+    """
+
+    def __init__(
+        self, policy: ChatTokens, trajectory: Trajectory, number: Callable[[], int], *, seed: int | None = None,
+        max_calls: float = float("inf"), keep: int | None = None,
+    ):  # fmt: skip
+        super().__init__(trajectory, max_calls=max_calls, keep=keep, shown=policy.escape_all)
+        self.policy, self._number, self._seed = policy, number, seed
+        self._prompts: Counter[bytes] = Counter()
+
+    def begin(self, call: Call, max_new_tokens: int, max_length: float) -> None:
+        """Give a call its prompt, noise and conversation. Raises CallRefused."""
+        self.admit(call)
+        try:
+            call.prompt = self._encode(call)
+        except Exception as error:  # a chat template raises what it likes
+            text = " ".join(str(error).split())
+            raise CallRefused(400, f"the model's chat template cannot write these messages: {text}") from error
+        if len(call.prompt) + min(max_new_tokens, LEAST_TURN) > max_length:
+            self.refused = (
+                f"the prompt has {len(call.prompt)} tokens, and the model reads {max_length:.0f} with its turn"
+            )
+            raise CallRefused(400, self.refused, "context_length_exceeded")
+        self.attach(call)
+        call.number = self._number() if call.row is None or call.starts else call.row.number
+        if self._seed is not None:
+            prompt = array("q", call.prompt).tobytes()
+            self._prompts[prompt] += 1
+            call.seed = seed_of(self._seed, prompt, self._prompts[prompt])
+
+    def finish(self, call: Call, completion: Completion) -> Turn:
+        """Take what was sampled for a call into the rows; returns what the client gets."""
+        tokens, logprobs, was_cut = completion.tokens, completion.logprobs, completion.finish_reason == "length"
+        stopped = bool(call.stop) and self._has_stop(tokens, call.stop)
+        if stopped:  # what was sampled behind it was not asked for
+            count = 1 + bisect_left(range(1, len(tokens)), True, key=lambda n: self._has_stop(tokens[:n], call.stop))
+            tokens, logprobs, was_cut = tokens[:count], logprobs[:count], False
+        message, error = self._read(call, tokens, was_cut, stopped)
+        step = Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs)
+        row = make_row(call, message)
+        row.ids, row.sampled, row.number = call.prompt + tokens, tokens, call.number
+        self.add(call, row, step, error, was_cut)
+        reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
+        return Turn(
+            message=message, finish_reason=reason, prompt_tokens=len(call.prompt), completion_tokens=len(tokens),
+            logprobs=logprobs,
+            pieces=self.policy.tokenizer.batch_decode([[token] for token in tokens]) if call.logprobs else None,
+        )  # fmt: skip
+
+    def _encode(self, call: Call) -> list[int]:
+        row, tools = call.row, call.tools or None
+        if row is None:
+            return self.policy.conversation_ids(call.messages, tools)
+        names = {made["id"]: made["function"]["name"] for made in row.message.get("tool_calls") or ()}
+        new = [
+            message if "tool_call_id" not in message else {"name": names.get(message["tool_call_id"]), **message}
+            for message in call.messages[len(row.keys) :]
+        ]
+        try:
+            return row.ids + self.policy.observation_ids(new, row.sampled, tools)
+        except ValueError:  # a template that cannot append such messages
+            call.row = None
+            return self.policy.conversation_ids(call.messages, tools)
+
+    def _has_stop(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
+        return find_end(self.policy.decode_action(tokens), stop) is not None
+
+    def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
+        """A sampled turn as the API's message, and why it is no turn of the model's own form, if it is none. A stop string, and
+        what stands in its token behind it, is left out, as the API does."""
+        policy = self.policy
+        if call.tools and policy.dialect is not None and not was_cut and not stopped:
+            message = policy.read_turn(tokens, call.tools)
+            error = str(message.pop("error", ""))
+            for place, made in enumerate(message.get("tool_calls") or ()):
+                if made["id"] == f"call_{place}":  # clients tell calls of different turns apart by their ids
+                    made["id"] = f"call_{call.place}_{place}"
+            return message, error
+        text, error = policy.decode_action(tokens), ""
+        if stopped:
+            text = cut_at(text, call.stop)
+        try:
+            thoughts, content = split_thought(text)
+        except Malformed as problem:
+            thoughts, content, error = [], text, str(problem)
+        message = {"role": "assistant", "content": content.strip()}
+        return message | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), error
+
+
+def make_row(call: Call, message: Message) -> _Row:
+    """A call with its answer, for others to extend."""
+    return _Row(keys=[*call.keys, _key_of(message)], tools=call.tools, message=message)
+
+
 def seed_of(episode: int, prompt: bytes, times: int) -> int:
     """The seed of a call's noise: of its prompt in an episode, the first, second … time."""
     told = f"{episode} {times} ".encode() + prompt
     return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
+
+
+def cut_at(text: str, stop: tuple[str, ...]) -> str:
+    """Text up to the first stop string outside of thoughts."""
+    text = text[: find_end(text, stop)]
+    return min((text.removesuffix(string) for string in stop), key=len, default=text)
 
 
 def text_of(content: Any) -> str:

@@ -182,7 +182,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
         raise CallRefused(400, f"{wrong[0]} has no valid value, got {body.get(wrong[0])!r}"[:300])
     return Call(
         messages=[_read_message(message) for message in messages], tools=tools, stop=stop, max_tokens=longest,
-        temperature=temperature, logprobs=bool(body.get("logprobs")),
+        temperature=temperature, logprobs=bool(body.get("logprobs")), body=body,
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _usage(turn: Turn) -> dict[str, int]:
-    sampled = len(turn.tokens)
+    sampled = turn.completion_tokens
     return {
         "prompt_tokens": turn.prompt_tokens,
         "completion_tokens": sampled,

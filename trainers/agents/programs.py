@@ -7,6 +7,7 @@ node agent.js                       # OPENAI_BASE_URL and OPENAI_API_KEY; the ta
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import os
@@ -17,9 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -28,7 +31,7 @@ from trainers.agents.task_file import find_function
 from trainers.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from trainers.agents.tasks import Task
+    from trainers.agents.tasks import Episode, Task
 
 AT_ONCE = 64  # processes
 MOST_OUTPUT = 2**20  # bytes of a command's result
@@ -48,6 +51,7 @@ class Function:
         self.reward = getattr(sys.modules[self._function.__module__], "reward", None)
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
+        self.files = [inspect.getsourcefile(self._function) or ""]
 
     @cached_property
     def _http(self) -> Any:
@@ -80,6 +84,7 @@ class Command:
         if not self._words or shutil.which(self._words[0]) is None:
             raise UserError(f"agent must be module:function or a command, and there is no command {words!r}")
         self._running: dict[str, subprocess.Popen] = {}
+        self.files = self._words
 
     def run(self, task: Task) -> Any:
         """What the command prints: an object with a ``reward`` or an ``answer``, or else text."""
@@ -115,9 +120,25 @@ class Command:
 Program = Function | Command
 
 
+def run_program(program: Program, task: Task, episode: Episode) -> None:
+    """Run a program to the end of its episode, whatever it does."""
+    try:
+        episode.finish(program.run(task), program.reward)
+    except ProgramFailed as error:
+        episode.fail(str(error))
+    except BaseException:  # a program may raise anything, SystemExit among it
+        episode.fail(traceback.format_exc())
+
+
 def load_program(agent: str) -> Program:
     """The program that ``--agent`` names. Raises UserError if there is none."""
     return Function(agent) if _FUNCTION.fullmatch(agent) else Command(agent)
+
+
+def fingerprint(agent: str) -> str:
+    """A digest of the file of a function, or of those that a command names. What these import is not looked at."""
+    files = [Path(name) for name in load_program(agent).files]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
 
 def _read_result(output: str) -> Any:

@@ -68,7 +68,7 @@ def _read_items(items: list[Item]) -> list[Message]:
 
 def write_response(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
     """A turn as a response."""
-    message, sampled = turn.message, len(turn.tokens)
+    message, sampled = turn.message, turn.completion_tokens
     status = "incomplete" if turn.finish_reason == "length" else "completed"
     output = list[Item]()
     if thought := message.get("reasoning_content"):

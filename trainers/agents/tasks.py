@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agent_envs.formats.json_text import function_schema
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import Tool, run_calls
 from agent_envs.types import CUT, ToolCall, Turn
 from agent_envs.utils.scripts import EpisodeRecorder
-from trainers.agents.calls import Session
+from trainers.agents.calls import CallLog
 from trainers.agents.task_file import TaskEnv
 from trainers.trajectory import Trajectory
+
+Log = TypeVar("Log", bound=CallLog)
 
 
 class Task:
@@ -61,7 +63,7 @@ class ToolFunction:
 _ONE_AT_A_TIME = Lock()  # of tools that compute, as those of several environments share an index
 
 
-class Episode:
+class Episode(Generic[Log]):
     """An episode of a program in an environment.
 
     Attributes:
@@ -70,7 +72,7 @@ class Episode:
         cancel: ends the program, as far as that can be done.
     """
 
-    def __init__(self, number: int, env: ToolEnv, recorder: EpisodeRecorder, session: Session):
+    def __init__(self, number: int, env: ToolEnv, recorder: EpisodeRecorder, session: Log):
         self.number, self.env, self.session = number, env, session
         self.running, self.waiting, self.since, self.ended = False, 0, 0.0, False
         self._recorder, self._done, self._lock = recorder, False, Lock()
@@ -105,7 +107,7 @@ class Episode:
             if env.answers and len(env.history.turns) >= env.max_turns - 1:
                 return "No call is left: give the answer."
             self._step(Turn(calls=(ToolCall(name, dict(arguments)),)))
-            return "\n".join(env.feedback)
+            return "The episode has ended." if self.ended else "\n".join(env.feedback)
 
     def finish(self, result: Any, score: Callable[..., Any] | None) -> None:
         """End with what the program returned. Raises ValueError or TypeError where that is no result."""
@@ -142,7 +144,7 @@ class Episode:
         session.close()
         trajectory.truncated |= not self._done
         trajectory.failed |= bool(trajectory.tool_faults)
-        trajectory.info = {metric: 0.0, **trajectory.info, "rows": len(trajectory.rows), "edits": session.edits}
+        trajectory.info = {metric: 0.0, **trajectory.info, "rows": session.rows, "edits": session.edits}
         trajectory.score = float(trajectory.info[metric])
         self.env.fits = None
         self.ended = True
@@ -155,6 +157,8 @@ class Episode:
         else:
             with _ONE_AT_A_TIME:
                 results = run_calls(tools)
+        if self.ended:  # the tool took too long, and its environment may be in another episode by now
+            return
         _, reward, terminated, truncated, info = env.resolve("", turn, results)
         self._done, trajectory.truncated = terminated or truncated, truncated
         trajectory.tool_faults += int(info["tool_faults"])

@@ -10,6 +10,7 @@ from trainers.episodes.records import read_episodes, to_line
 from trainers.runtime.errors import UserError
 
 ANSWERS_FILE = "api_answers.jsonl"
+_CHANGED = {"data": "their file was changed", "program": "the file of the program was changed"}  # by a digest
 
 
 class Answers:
@@ -24,7 +25,7 @@ class Answers:
         answered = sum(not record["failed"] for record in self.records.values())
         for name, now in json.loads(to_line(dict(settings))).items():
             if answered and (before := earlier.get(name)) != now:
-                was = "their file was changed" if name == "data" else f"{name} was {before!r}, and is {now!r}"
+                was = _CHANGED.get(name, f"{name} was {before!r}, and is {now!r}")
                 raise UserError(
                     f"{folder} holds {answered} answers of an API to other questions or settings ({was}): give another --out, "
                     "or those settings to continue"

@@ -5,23 +5,22 @@ repeats requests that fail in passing; an episode that cannot be finished has fa
 """
 
 import importlib.util
-import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from agent_envs.formats.blocks import find_end
-from agent_envs.formats.json_text import dumps, read_object
+from agent_envs.formats.json_text import dumps
 from agent_envs.integrations.episode import Episode, Message, Reply, take_message
 from agent_envs.utils.scripts import EpisodeRecorder
 from trainers.episodes.records import Origin, make_record
+from trainers.evaluation.api_messages import Form, read_turn, thinks, to_send
 from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
@@ -31,6 +30,7 @@ TRIES = 3  # of an answer that holds no turn
 MOST_REFUSED = 3  # episodes in a row that could not be finished, while no request at all was answered
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
 
+E = TypeVar("E")
 Job = tuple[int, int]  # the number of an instance, and which attempt at it
 
 
@@ -104,17 +104,21 @@ class ApiAgent:
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
         self._lock = Lock()
 
-    def run(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
-        """Run the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over. Raises
-        EndpointStopped if the endpoint is gone, or refuses everybody."""
+    def run(
+        self, run_episode: Callable[[E, int, int], dict], episodes: Sequence[E], jobs: Iterable[Job],
+        keep: Callable[[dict], None],
+    ) -> None:  # fmt: skip
+        """Run the jobs, as many at once as there are ``episodes``: each `run_episode` gets one of these, the number of an
+        instance and which attempt it is, and returns a record, which ``keep`` gets at once. Raises EndpointStopped if the
+        endpoint is gone, or refuses everybody."""
         import openai
 
         rest, results, running = iter(list(jobs)), SimpleQueue[dict | BaseException | None](), len(episodes)
 
-        def work(episode: Episode) -> None:
+        def work(episode: E) -> None:
             try:
                 for number, sample in rest:  # shared by all threads
-                    results.put(self._run_episode(episode, number, sample))
+                    results.put(run_episode(episode, number, sample))
                 results.put(None)
             except BaseException as error:
                 results.put(error)
@@ -137,32 +141,37 @@ class ApiAgent:
                 else:
                     keep(result)
 
-    def _run_episode(self, episode: Episode, number: int, sample: int) -> dict:
+    def run_episode(self, episode: Episode, number: int, sample: int) -> dict:
+        """Let the model act in an episode; returns its record."""
         begun = time.monotonic()
         options = {"question": number} if episode.env.questions is not None else None
         system, user = episode.start(number, attempt=sample, options=options)
         opening = messages = [system, user] if system["content"] else [user]
-        record = _Record(episode, opening)
+        record, form = _Record(episode, opening), _form_of(episode)
         try:
             while not episode.done:
-                response, usage, cut = self._request_turn(messages, episode)
+                response, usage, cut = self.request_turn(messages, form)
                 reply, back = take_message(episode, response, cut=cut)
                 record.add(response, usage, reply, back)
                 messages = [*messages, response, *back] if reply.context is None else [*opening[:-1], *reply.context]
         except EpisodeFailed as problem:
             record.problem = str(problem)
-            with self._lock:
-                self.problems[record.problem] += 1
+            self.count_problem(record.problem)
         return record.finish(self.origin, number, sample, time.monotonic() - begun)
 
-    def _request_turn(self, messages: list[Message], episode: Episode) -> tuple[Message, Message, bool]:
+    def count_problem(self, problem: str) -> None:
+        """Note why an episode could not be finished."""
+        with self._lock:
+            self.problems[problem] += 1
+
+    def request_turn(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
         """The next turn of the model, its usage, and whether it was cut. Raises EpisodeFailed if the API refuses."""
         import openai
 
         problem: Exception
         for _ in range(TRIES):
             try:
-                turn = self._request(messages, episode)
+                turn = self._request(messages, form)
                 self._refused = 0
                 return turn
             except openai.APIError as error:
@@ -172,14 +181,14 @@ class ApiAgent:
                 break
             except ValueError as error:  # no turn in the answer
                 problem = error
-        text = self._explain(problem, episode.native)
+        text = self._explain(problem, form.native)
         with self._lock:
             self._refused += 1
             if self._refused >= MOST_REFUSED:
                 raise EndpointStopped(f"{self.url} gives no turn of {self.model}: {text}")
         raise EpisodeFailed(text)
 
-    def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message, bool]:
+    def _request(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
         """One request. Where the API names another parameter that it wants, that is what it gets from then on; a model that
         thinks gets no stop strings, which would end its thoughts."""
         import openai
@@ -187,14 +196,13 @@ class ApiAgent:
         while True:
             quirks = frozenset(self._quirks)
             try:
-                raw = self._client.chat.completions.with_raw_response.create(
-                    model=self.model, messages=[_to_send(message, quirks) for message in messages],
-                    **self._options(episode, quirks),
-                )  # fmt: skip
-                turn = _read_turn(raw.http_response.content, episode)
-                if thinks := _thinks(turn[0]):
+                body = {"model": self.model, "messages": [to_send(message, quirks) for message in messages]}
+                body |= self._options(form, quirks)
+                reply = self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
+                turn = read_turn(reply.content, form)
+                if thought := thinks(turn[0]):
                     self._quirks.add("no stop")
-                if thinks != "still" or turn[2] or episode.native or "no stop" in quirks:
+                if thought != "still" or turn[2] or form.native or "no stop" in quirks:
                     return turn
             except openai.BadRequestError as error:
                 wanted = next((quirk for quirk, words in _QUIRKS.items() if words in str(error)), None)
@@ -202,14 +210,16 @@ class ApiAgent:
                     raise
                 self._quirks.add(wanted)
 
-    def _options(self, episode: Episode, quirks: frozenset[str]) -> dict[str, Any]:
-        options: dict[str, Any] = {"tools": episode.tools} if episode.native else {}
-        if not episode.native and "no stop" not in quirks and 0 < len(episode.stop) <= _MOST_STOPS:
-            options["stop"] = list(episode.stop)
+    def _options(self, form: Form, quirks: frozenset[str]) -> dict[str, Any]:
+        options = dict(form.fields)
+        if "no stop" in quirks:
+            options.pop("stop", None)
         if self.temperature is not None:
             options["temperature"] = self.temperature
-        if self.max_new_tokens is not None:
-            options["max_completion_tokens" if "completion tokens" in quirks else "max_tokens"] = self.max_new_tokens
+        longest = [options.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
+        if limit := self.max_new_tokens or longest[0] or longest[1]:
+            is_new = longest[0] is not None or "completion tokens" in quirks
+            options["max_completion_tokens" if is_new else "max_tokens"] = limit
         return options
 
     def _check_alive(self, what: str, *outages: type[Exception]) -> None:
@@ -249,86 +259,12 @@ _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here 
 _LONGEST_ERROR = 300  # characters
 
 
-def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message, bool]:
-    """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``
-    that have ids and names; its usage; whether its length cut it. Raises a ValueError if there is none."""
-    try:
-        answer = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
-        choice = answer["choices"][0]
-        message = choice["message"]
-        content = _read_text(message.get("content"))
-        reasoning = _read_text(message.get("reasoning_content") or message.get("reasoning"))
-        calls = [_read_call(call, place) for place, call in enumerate(message.get("tool_calls") or [])]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
-    if len({call["id"] for call in calls}) < len(calls):
-        calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
-    cut = choice.get("finish_reason") == "length"
-    if not episode.native:
-        end = find_end(content, episode.stop)
-        cut = cut and end is None
-        if not cut:
-            content = _end_turn(content, episode) if end is None else content[:end]
-        calls = []
-    usage = answer.get("usage")
-    response = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
-    return response, usage if isinstance(usage, dict) else {}, cut
-
-
-def _thinks(response: Message) -> str:
-    """Whether there is a thought in an answer: "", "ended", or "still" where nothing follows it."""
-    content = response["content"]
-    if "</think>" in content or (response["reasoning_content"] and (content or response["tool_calls"])):
-        return "ended"
-    return "still" if "<think>" in content or response["reasoning_content"] else ""
-
-
-def _read_text(content: Any) -> str:
-    """Text, or the text in a list of parts."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if part.get("type") == "text")
-    if not isinstance(content, str | None):
-        raise TypeError
-    return content or ""
-
-
-def _read_call(call: Any, place: int) -> dict[str, Any]:
-    function = call.get("function") or {}
-    name, arguments = function.get("name"), function.get("arguments")
-    written = arguments if isinstance(arguments, str) else dumps({} if arguments is None else arguments)
-    made = {"name": name if isinstance(name, str) and name else "unknown", "arguments": written}
-    return {**call, "id": call.get("id") or f"call_{place}", "type": "function", "function": made}
-
-
-def _end_turn(text: str, episode: Episode) -> str:
-    """A turn in text as our own engines end it: with one of the strings that end one, which an API leaves out."""
-    if episode.env.parse(text).error:
-        return next((text + stop for stop in episode.stop if not episode.env.parse(text + stop).error), text)
-    return text
-
-
-def _to_send(message: Message, quirks: frozenset[str]) -> Message:
-    """A message as the API gets it: of an assistant's without its thought, but where it wants that, and with arguments that
-    are JSON, as some templates fail at others."""
-    if "tool_calls" not in message:
-        return message
-    sent: Message = {"role": "assistant", "content": message["content"] or None}
-    if message["tool_calls"]:
-        sent["tool_calls"] = [_with_json_arguments(call) for call in message["tool_calls"]]
-    elif not message["content"]:
-        sent["content"] = "(nothing)"  # some refuse a message without anything
-    if "reasoning" in quirks:
-        sent["reasoning_content"] = message["reasoning_content"]
-    return sent
-
-
-def _with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    written = call["function"]["arguments"] or "{}"
-    try:
-        read_object(written, "")
-    except ValueError:
-        written = dumps({"unreadable": written})
-    return {**call, "function": {**call["function"], "arguments": written}}
+def _form_of(episode: Episode) -> Form:
+    """How the model acts in an episode."""
+    if episode.native:
+        return Form(fields={"tools": episode.tools})
+    fields = {"stop": list(episode.stop)} if 0 < len(episode.stop) <= _MOST_STOPS else {}
+    return Form(native=False, fields=fields, stop=tuple(episode.stop), parse=episode.env.parse)
 
 
 class _Record:

@@ -91,7 +91,7 @@ def run_policy(
             max_new_tokens=max_new_tokens, temperature=temperature,
         )  # fmt: skip
         transcripts += [episode.turns for episode in episodes]
-        infos += [episode.info | {"tool_faults": episode.tool_faults} for episode in episodes]
+        infos += [e.info | {"tool_faults": e.tool_faults, "failed": e.failed} for e in episodes]
         if recorder:
             for episode in episodes:
                 recorder.add_trajectory(episode)

@@ -4,7 +4,6 @@ import itertools
 import secrets
 import threading
 import time
-import traceback
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from agent_envs.utils.scripts import EpisodeRecorder
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.agents.calls import Call, Session
-from trainers.agents.programs import AT_ONCE, Command, ProgramFailed, load_program
+from trainers.agents.programs import AT_ONCE, Command, load_program, run_program
 from trainers.agents.tasks import Episode, Task
 from trainers.engines.engine import Engine, SamplingParams
 from trainers.models.policy import Policy
@@ -95,12 +94,7 @@ class AgentRollout:
     def _run_program(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
         with dispatcher.changed:
             episode.running, episode.since = True, time.monotonic()
-        try:
-            episode.finish(self.program.run(task), self.program.reward)
-        except ProgramFailed as error:
-            episode.fail(str(error))
-        except BaseException:  # a program may raise anything, SystemExit among it
-            episode.fail(traceback.format_exc())
+        run_program(self.program, task, episode)
         with dispatcher.changed:
             dispatcher.changed.notify_all()
 

@@ -125,7 +125,7 @@ def test_a_turn_ends_at_the_stop_string_that_a_call_names():
     assert (turn.message["content"], turn.finish_reason) == ("I search.", "stop")
     step = session.trajectory.steps[0]
     assert session.policy.decode(step.tokens).endswith("Observation:") and step.tokens == ids[: len(step.tokens)]
-    assert len(step.logprobs) == len(step.tokens) == len(turn.tokens)
+    assert len(step.logprobs) == len(step.tokens) == turn.completion_tokens
     _, after = ask(session, [QUESTION, turn.message, FOLLOWS], ids)
     assert after.prompt[: len(call.prompt) + len(step.tokens)] == call.prompt + step.tokens
 

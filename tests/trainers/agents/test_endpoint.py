@@ -33,7 +33,7 @@ class Callee:
                 message=message,
                 finish_reason=reason,
                 prompt_tokens=7,
-                tokens=[1, 2],
+                completion_tokens=2,
                 logprobs=[-1.0, None],
                 pieces=pieces,
             )

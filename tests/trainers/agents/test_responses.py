@@ -22,7 +22,7 @@ class Callee:
 
     def submit(self, call):
         self.calls.append(call)
-        told = {"finish_reason": "length", "prompt_tokens": 7, "tokens": [1, 2], "logprobs": [-1.0, -1.0]}
+        told = {"finish_reason": "length", "prompt_tokens": 7, "completion_tokens": 2}
         call.answer.set_result(Turn(message=TURNS[len(self.calls) - 1], **told))
 
 

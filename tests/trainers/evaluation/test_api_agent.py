@@ -32,7 +32,7 @@ def roll_out(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, 
     def keep(record):
         records[record["instance"], record["sample"]] = record
 
-    agent.run([api_agent.make_episode(env, format, **kwargs) for _ in range(at_once)], jobs, keep)
+    agent.run(agent.run_episode, [api_agent.make_episode(env, format, **kwargs) for _ in range(at_once)], jobs, keep)
     return [records[job] for job in jobs if job in records], agent
 
 
@@ -248,7 +248,7 @@ def test_a_server_that_dies_ends_it_and_what_was_played_is_kept(at_once):
         agent = ApiAgent(chat.url, "m", Origin(env=MINIWIKI, **ORIGIN))
         episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL) for _ in range(at_once)]
         with pytest.raises(EndpointStopped, match="does not answer any more"):
-            agent.run(episodes, ((n % 30, n) for n in range(500)), kept.append)
+            agent.run(agent.run_episode, episodes, ((n % 30, n) for n in range(500)), kept.append)
     assert 20 - at_once <= len(kept) <= 20 and not any(record["failed"] for record in kept)
     assert len(chat.heard) < 60
 

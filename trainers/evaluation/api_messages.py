@@ -1,0 +1,108 @@
+"""Messages of an OpenAI-compatible API: how turns are asked for, how answers are read, and what is sent back."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_envs.formats.blocks import find_end
+from agent_envs.formats.json_text import dumps, read_object
+from agent_envs.integrations.episode import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a turn is asked for with, and how it is read.
+
+    Attributes:
+        native: it may have function calls; else it is text that a string of ``stop`` ends.
+        fields: of the request, beside the model and the messages.
+        parse: what a turn in text is to the environment.
+    """
+
+    native: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+
+
+def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
+    """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``
+    that have ids and names; its usage; whether its length cut it. Raises a ValueError if there is none."""
+    try:
+        answer = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
+        choice = answer["choices"][0]
+        message = choice["message"]
+        content = _read_text(message.get("content"))
+        reasoning = _read_text(message.get("reasoning_content") or message.get("reasoning"))
+        calls = [_read_call(call, place) for place, call in enumerate(message.get("tool_calls") or [])]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
+    if len({call["id"] for call in calls}) < len(calls):
+        calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
+    cut = choice.get("finish_reason") == "length"
+    if not form.native:
+        end = find_end(content, form.stop)
+        cut = cut and end is None
+        if not cut:
+            content = _end_turn(content, form) if end is None else content[:end]
+        calls = []
+    usage = answer.get("usage")
+    response = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
+    return response, usage if isinstance(usage, dict) else {}, cut
+
+
+def thinks(response: Message) -> str:
+    """Whether there is a thought in an answer: "", "ended", or "still" where nothing follows it."""
+    content = response["content"]
+    if "</think>" in content or (response["reasoning_content"] and (content or response["tool_calls"])):
+        return "ended"
+    return "still" if "<think>" in content or response["reasoning_content"] else ""
+
+
+def _read_text(content: Any) -> str:
+    """Text, or the text in a list of parts."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if not isinstance(content, str | None):
+        raise TypeError
+    return content or ""
+
+
+def _read_call(call: Any, place: int) -> dict[str, Any]:
+    function = call.get("function") or {}
+    name, arguments = function.get("name"), function.get("arguments")
+    written = arguments if isinstance(arguments, str) else dumps({} if arguments is None else arguments)
+    made = {"name": name if isinstance(name, str) and name else "unknown", "arguments": written}
+    return {**call, "id": call.get("id") or f"call_{place}", "type": "function", "function": made}
+
+
+def _end_turn(text: str, form: Form) -> str:
+    """A turn in text as our own engines end it: with one of the strings that end one, which an API leaves out."""
+    if form.parse and form.parse(text).error:
+        return next((text + stop for stop in form.stop if not form.parse(text + stop).error), text)
+    return text
+
+
+def to_send(message: Message, quirks: frozenset[str]) -> Message:
+    """A message as the API gets it: of an assistant's without its thought, but where it wants that, and with arguments that
+    are JSON, as some templates fail at others."""
+    if "tool_calls" not in message:
+        return message
+    sent: Message = {"role": "assistant", "content": message["content"] or None}
+    if message["tool_calls"]:
+        sent["tool_calls"] = [_with_json_arguments(call) for call in message["tool_calls"]]
+    elif not message["content"]:
+        sent["content"] = "(nothing)"  # some refuse a message without anything
+    if "reasoning" in quirks:
+        sent["reasoning_content"] = message.get("reasoning_content") or ""
+    return sent
+
+
+def _with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    written = call["function"]["arguments"] or "{}"
+    try:
+        read_object(written, "")
+    except ValueError:
+        written = dumps({"unreadable": written})
+    return {**call, "function": {**call["function"], "arguments": written}}

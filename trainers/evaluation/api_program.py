@@ -1,0 +1,164 @@
+"""A program as agent, with a model behind an API instead of the policy.
+
+The program calls the endpoint here, which passes its calls on. So tasks and records are as in training, calls are counted,
+and what the policy would refuse is refused.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping
+from functools import partial
+from threading import Condition, Thread
+from typing import Any
+
+from agent_envs.utils.scripts import EpisodeRecorder, begin
+from agent_envs.vector import ToolVectorEnv, info_of
+from trainers.agents.calls import Call, CallLog, CallRefused, Message, Turn, cut_at, make_row
+from trainers.agents.endpoint import Endpoint
+from trainers.agents.programs import load_program, run_program
+from trainers.agents.tasks import Episode, Task
+from trainers.episodes.records import make_record
+from trainers.evaluation.api_agent import ApiAgent, EndpointStopped, EpisodeFailed
+from trainers.evaluation.api_messages import Form
+from trainers.trajectory import Step, Trajectory
+
+_OURS = {"model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}  # not passed on
+
+
+class ApiProgram:
+    """Runs a program with the model of an `ApiAgent`.
+
+    Args:
+        agent: "module:function", or a command.
+        timeout: seconds that the program may take between its calls.
+        max_calls: of an episode.
+    """
+
+    def __init__(self, agent: str, api: ApiAgent, timeout: float = 300.0, max_calls: int = 50):
+        self._program, self._api, self._timeout, self._max_calls = load_program(agent), api, timeout, max_calls
+        self._callees: dict[str, _Callee] = {}
+        self._closed = False
+        self._endpoint = Endpoint(lambda key: self._callees.get(key))
+
+    def close(self) -> None:
+        """End all episodes, and the endpoint."""
+        self._closed = True
+        for callee in list(self._callees.values()):
+            callee.end("the evaluation was broken off")
+        self._endpoint.close()
+
+    def run_episode(self, envs: ToolVectorEnv, number: int, sample: int) -> dict:
+        """Let the program act in the first environment; returns the record of its episode."""
+        begun, key = time.monotonic(), secrets.token_hex(16)
+        _, infos = begin(envs, [number], [sample])
+        recorder = EpisodeRecorder(envs.envs[0], info_of(infos, 0))
+        trajectory = Trajectory(instance={"instance": number, "sample": sample, **recorder.instance})
+        episode = Episode(0, envs.envs[0], recorder, CallLog(trajectory, max_calls=self._max_calls))
+        task = Task(episode.fields(), episode, self._endpoint.url, key)
+        episode.cancel = partial(self._program.cancel, task)
+        callee = self._callees[key] = _Callee(episode, self._api)
+        try:
+            if not self._closed:
+                callee.run(lambda: run_program(self._program, task, episode), self._timeout)
+        finally:
+            callee.end("the evaluation was broken off")
+            del self._callees[key]
+        failed = trajectory.failed or bool(callee.problem)
+        if failed:
+            told = trajectory.messages[-1]["content"].strip().splitlines() or ["a tool failed"]
+            self._api.count_problem(callee.problem or told[-1])
+        return make_record(
+            self._api.origin, trajectory.instance, trajectory.messages, trajectory.turns, trajectory.info,
+            truncated=trajectory.truncated, failed=failed, tool_faults=trajectory.tool_faults, **callee.tokens,
+            seconds=round(time.monotonic() - begun, 3),
+        )  # fmt: skip
+
+
+class _Callee:
+    """An episode as the endpoint sees it.
+
+    Attributes:
+        problem: why the API gave no answer to a call; "" if it answered all.
+        tokens: what the API counted.
+    """
+
+    def __init__(self, episode: Episode, api: ApiAgent):
+        self._episode, self._api = episode, api
+        self.call_tool, self.reward = episode.call_tool, episode.reward
+        self.problem, self.tokens = "", {"prompt_tokens": 0, "completion_tokens": 0}
+        self._changed = Condition()  # of the episode, and its log
+        self._stopped: EndpointStopped | None = None
+
+    def run(self, program: Any, timeout: float) -> None:
+        """Run the program in a thread, and end its episode if it takes too long between calls."""
+        episode = self._episode
+        episode.running, episode.since = True, time.monotonic()
+
+        def run() -> None:
+            program()
+            with self._changed:
+                self._changed.notify_all()
+
+        Thread(target=run, daemon=True).start()
+        with self._changed:
+            while not episode.ended and not self._stopped:
+                left = timeout if episode.waiting else episode.since + timeout - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    episode.fail(f"TimeoutError: the program took more than {timeout:g} s without a call")
+        if self._stopped:
+            raise self._stopped
+
+    def end(self, problem: str) -> None:
+        """End the episode, if it runs."""
+        if not self._episode.ended:
+            self._episode.fail(problem)
+
+    def submit(self, call: Call) -> None:
+        """Have a call answered. Raises CallRefused."""
+        with self._changed:
+            self._episode.session.admit(call)
+            self._episode.session.attach(call)
+            self._episode.waiting += 1
+        Thread(target=self._answer, args=(call,), daemon=True).start()
+
+    def _answer(self, call: Call) -> None:
+        result: Turn | Exception
+        try:
+            messages = [{"tool_calls": [], **m} if m["role"] == "assistant" else m for m in call.messages]
+            fields = {name: value for name, value in call.body.items() if name not in _OURS and value not in (None, [])}
+            result = self._finish(call, *self._api.request_turn(messages, Form(fields=fields)))
+        except EpisodeFailed as error:
+            self.problem = str(error)
+            result = CallRefused(502, f"the API gave no answer: {error}", "api_failed")
+        except EndpointStopped as error:
+            self._stopped, result = error, CallRefused(502, str(error), "api_failed")
+        except Exception as error:
+            result = error
+        with self._changed:
+            self._episode.waiting, self._episode.since = self._episode.waiting - 1, time.monotonic()
+            self._changed.notify_all()
+        if call.answer.set_running_or_notify_cancel():
+            if isinstance(result, Turn):
+                call.answer.set_result(result)
+            else:
+                call.answer.set_exception(result)
+
+    def _finish(self, call: Call, response: Message, usage: Mapping[str, Any], was_cut: bool) -> Turn:
+        message = {"role": "assistant", **{name: value for name, value in response.items() if value}}
+        message["content"] = cut_at(response["content"], call.stop).strip()
+        used = {name: count if isinstance(count := usage.get(name), int) else 0 for name in self.tokens}
+        with self._changed:
+            if self._episode.ended:
+                raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+            step = Step(prompt=[], tokens=[], logprobs=[])  # the API keeps its tokens
+            self._episode.session.add(call, make_row(call, message), step, "", was_cut)
+            self.tokens = {name: count + used[name] for name, count in self.tokens.items()}
+        reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
+        return Turn(
+            message=message,
+            finish_reason=reason,
+            completion_tokens=used["completion_tokens"],
+            prompt_tokens=used["prompt_tokens"],
+        )
