@@ -39,7 +39,7 @@ def list_environments() -> None:
 
 
 def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int = 0) -> None:
-    """Print what an agent sees, may do and earns, and an episode of a script, as Markdown.
+    """Print what an agent sees, may do and is rewarded for, and an episode of a script, as Markdown.
 
     Args:
         script: which of the task's scripts; by default its oracle, or else its last one.
@@ -54,7 +54,7 @@ def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: in
 
 
 def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | None = None) -> None:
-    """Be the agent: read the observation, type a turn, see what it earns. An empty line shows how turns look.
+    """Be the agent: read the observation, type a turn, see its reward. An empty line shows how turns look.
 
     To watch a model, python -m trainers.play.
 
@@ -99,7 +99,7 @@ def baselines(
 
     Args:
         ids: registered ids, or their middle parts; by default all of them that can be made here.
-        episodes: of each agent; of the training split, unless --env-kwargs says '{"split": "validation"}'.
+        episodes: of each agent; of the training split, unless --env-kwargs sets '{"split": "validation"}'.
         seed: of the first episode.
         out: a JSON file for the rows.
     """
@@ -200,7 +200,7 @@ def view(
 def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
     """Take the turns of recorded episodes through their environment again, without a model, and print what changes.
 
-    With the arguments of the run, nothing may: a check of determinism. With others, it says what they would have paid.
+    With the arguments of the run, nothing may change: a check of determinism. Others show the rewards that they would have given.
 
     Args:
         path: the folder of a run, or its episodes.jsonl.

@@ -41,5 +41,5 @@ def quote_strings(message: Message) -> Message:
 
 
 def short_id(id: str) -> str:
-    """The id itself where it has the form that Mistral's templates want, else one that stands for it."""
+    """Return the id if it has the form of Mistral's templates, else one derived from it."""
     return id if re.fullmatch(r"[a-zA-Z0-9]{9}", id) else hashlib.sha256(id.encode()).hexdigest()[:9]

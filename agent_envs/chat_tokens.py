@@ -46,7 +46,7 @@ class ChatTokens(ControlTokens):
         template_options: what the template is given beside messages and tools.
         opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
             thoughts are the model's to open.
-        thought_marks: what a thought of the model stands between.
+        thought_marks: marks around a thought of the model.
         end_ids: those that end a turn, whoever wrote them.
         turn_end_ids: what the template ends a turn with, up to the first of them. A template that writes no end has the token
             that begins the next message here, which its models sample, or else eos.
@@ -320,7 +320,7 @@ class ChatTokens(ControlTokens):
         return answered[len(call_end) :]
 
     def read_turn(self, ids: list[int], tools: Schemas | None = None) -> Message:
-        """A sampled turn as an assistant's message; its ``error`` says why it is none.
+        """A sampled turn as an assistant's message; its ``error`` is the reason if it is malformed.
 
         Raises:
             ValueError: functions cannot be used with this template.

@@ -103,7 +103,7 @@ class ControlTokens:
         return self.escape(before) + self.escape(own, {*self.tags, *THINK}) + self.escape(after)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """Encode a text, or a piece of one as it stands ``after`` another, without the ids that a tokenizer adds around it."""
+        """Encode a text, or a piece of one in its place ``after`` another, without the ids that a tokenizer adds around it."""
         if _JOINER not in text:
             return self._encode_piece(text, after)
         ids: list[int] = []
@@ -133,7 +133,7 @@ class ControlTokens:
         return map_texts(value, lambda text: self._broken.sub("", text))
 
     def decode(self, ids: list[int], marks: str = "") -> str:
-        """The text of ids, without control tokens, but for those in ``marks``."""
+        """The text of ids, without control tokens except those in ``marks``."""
         kept = [i for i in ids if i not in self.control or self.control[i] in marks]
         return self._decode(kept)
 

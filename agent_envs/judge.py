@@ -1,4 +1,4 @@
-"""A language model as a judge of answers, behind an OpenAI-compatible endpoint."""
+"""A language model as a judge of answers, at an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class AnyText(Text):
     """Any string of up to ``max_length`` characters.
 
     ``gymnasium.spaces.Text`` checks each character against a set, and a full Unicode set costs hundreds of megabytes.
-    Here membership is a matter of type and length alone; ``sample`` draws printable characters, and now and then puts
+    Here membership is a matter of type and length only; ``sample`` draws printable characters, and now and then puts
     one of ``phrases`` among them, so that a random agent also exercises what well-formed turns do.
     """
 

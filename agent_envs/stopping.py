@@ -33,7 +33,7 @@ class StopChecker:
         return any(s in tail for s in self._stop) and not self._is_thought(tokens)
 
     def _is_thought(self, tokens: list[int]) -> bool:
-        """Whether the last stop string stands in a thought: what comes before it tells, a tag, or a stop string that did not
+        """Whether the last stop string is in a thought: what comes before it tells, a tag, or a stop string that did not
         end the turn, so one in a thought. Reads no further back than that, so all calls for a turn take linear time."""
         width = self._tail
         while True:

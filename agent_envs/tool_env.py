@@ -124,7 +124,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     # -- what a task defines ---------------------------------------------------------------------------------------
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Start an episode: the first observation and its info. Randomness comes from ``self.np_random`` alone."""
+        """Start an episode: the first observation and its info. Use no randomness but ``self.np_random``."""
         raise NotImplementedError
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
@@ -142,7 +142,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return ""
 
     def anchor(self) -> Hashable | None:
-        """A label of the state before the next turn, equal for attempts at the same point (GiGPO's groups); None if unknown.
+        """A label of the state before the next turn, equal for rollouts at the same point (GiGPO's groups); None if unknown.
 
         By default `state_text` or, without one, all that successful calls have returned, in any order. Leave budgets out of it.
         """
@@ -162,7 +162,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     @property
     def active_env(self) -> "ToolEnv":
-        """This environment; of a mixture, the one whose task is being played."""
+        """This environment; of a mixture, the one of the current task."""
         return self
 
     def found_evidence(self) -> list[bool]:
@@ -173,7 +173,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Choose the split of a task without splits of its own: "validation" has seeds that training never draws.
 
         Raises:
-            ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and plays another.
+            ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and is on another.
         """
         offset = _offset_seeds(split)
         if hasattr(self, "split"):

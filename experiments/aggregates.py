@@ -13,7 +13,7 @@ _SAMPLES = 2000  # bootstrap replicates
 
 
 class Estimate(NamedTuple):
-    """A value and its 95 % interval."""
+    """A value and its 95% CI."""
 
     value: float
     low: float
@@ -57,7 +57,7 @@ def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray,
 
 def paired_p_value(differences: Sequence[float]) -> float:
     """Two-sided, by Student's t, of the mean of paired differences being 0; 1 for a single one, or where all are 0. Where all are
-    equal, which scores of few questions may be, they have no deviation to go by: then by the signs alone, 2 / 2^n."""
+    equal, which scores of few questions may be, they have no deviation to go by: then by the signs only, 2 / 2^n."""
     from scipy.stats import ttest_1samp
 
     if len(differences) < 2 or not np.any(differences):

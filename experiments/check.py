@@ -25,7 +25,7 @@ def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
         ValueError: an environment rejects its arguments, or a column asks questions that are trained on; or turns are
             written in a format that can't be trained.
         TypeError: an environment does not know its arguments.
-        FileNotFoundError: data or the model is missing; the message says how to get it.
+        FileNotFoundError: data or the model is missing; the message explains how to get it.
     """
     try:
         return _check(recipe)

@@ -28,7 +28,7 @@ _ALSO_KEPT = ("kind", "substring_em", "turns", "calls", "prediction", "golds", "
 
 
 class NotThere(Exception):
-    """A result that a report would show has not been made yet; the message says which."""
+    """A result that a report would show has not been made yet; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def evaluate(
     The episodes are kept in ``folder``, and what it holds already is not rolled out again, even half a column.
 
     Args:
-        identity: says which agent it is; kept episodes of another do not count.
+        identity: names the agent; kept episodes of another do not count.
         make_player: called once, where an episode is not there yet. None rolls nothing out.
 
     Raises:

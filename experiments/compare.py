@@ -101,7 +101,7 @@ def main(args: Args) -> dict:
 
     Raises:
         UserError: the recipe is invalid, or cannot run with these arguments.
-        FileNotFoundError: data is missing, and the message says how to get it; or there is nothing to report.
+        FileNotFoundError: data is missing, and the message explains how to get it; or there is nothing to report.
         TrainingStopped: a run stopped by itself, after all others; the tables are written before.
         SystemExit: SIGTERM or SIGINT came. What was trained and evaluated until then is kept.
     """

@@ -205,7 +205,7 @@ class Comparison:
         return self.train_run(recipe.budget, seed)["seconds"]
 
     def train_compute_matched(self, name: str, seed: int) -> dict:
-        """Train a baseline for as long as a run; returns its ``checkpoint``, and ``seconds`` among what it took."""
+        """Train a baseline at equal compute; return its ``checkpoint``, and its ``seconds`` and other costs."""
         recipe, folder, seconds = self.recipe, self.out / f"{name}-{seed}", self.budget(seed)
         if name == "imitation":
             return self._imitate(seed, seconds, folder)

@@ -1,5 +1,5 @@
 """Baselines at equal compute, which reinforcement learning must beat: as many seconds from the same start, spent otherwise.
-More imitation of the demonstrator, more fine-tuning on the same demonstrations, or rejection sampling, which learns from the
+More SFT on the demonstrator, more fine-tuning on the same demonstrations, or rejection sampling, which learns from the
 policy's own right answers.
 """
 

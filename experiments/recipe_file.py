@@ -1,4 +1,4 @@
-"""Read and check a recipe: a TOML file that says what is compared.
+"""Read and check a recipe: a TOML file that describes a comparison.
 
     title = "GRPO with and without its mask"
     question = "What does the loss mask do?"

@@ -10,7 +10,7 @@
     ['Toto']
 
 `searcher.save(folder)` writes an index that `load(folder)` verifies and opens; `python -m retrieval_index --help`
-does the same from a shell. The package stands alone: it knows nothing of environments or of training.
+does the same from a shell. The package knows nothing of environments or of training.
 """
 
 from retrieval_index.bm25 import BM25Index

@@ -115,7 +115,7 @@ def search(
 
 
 def info(index: Path) -> None:
-    """Show what an index holds, as its manifest says; `verify` checks the files.
+    """Show what an index holds, from its manifest; `verify` checks the files.
 
     Args:
         index: Folder that `build` wrote.

@@ -25,7 +25,7 @@ class QueueFull(RuntimeError):
 
 
 class SearcherFailed(RuntimeError):
-    """The searcher raised; `__cause__` says what."""
+    """The searcher raised; `__cause__` is the error."""
 
 
 class ClientGone(RuntimeError):
@@ -55,7 +55,7 @@ class Batcher:
     """Runs one search at a time in a thread of its own; requests that arrive meanwhile have a part in the next one.
 
     A request that finds the searcher idle is searched at once: nothing waits for company. Requests are joined where
-    their `k` is equal, because an approximate index may look deeper for a larger one, and ranks as alone.
+    their `k` is equal, because an approximate index may look deeper for a larger one, and ranks as for one query.
 
     Args:
         searcher: what to search.

@@ -89,7 +89,7 @@ class BM25Index(Index):
             b: how much the length of a passage counts, from 0 to 1.
             title_weight, exact_title: see `Analyzer`.
             statistics: of the whole corpus, where this one is a shard of it.
-            work: a folder for everything large of this corpus alone; a build that was killed goes on from it.
+            work: a folder for everything large of this corpus only; a killed build continues from it.
             track: reports progress.
 
         Raises:

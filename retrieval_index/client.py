@@ -66,8 +66,8 @@ class RemoteSearcher:
         """See `Searcher.search`.
 
         Raises:
-            ValueError: `k` is less than 1, or the server rejected the request: its message says why.
-            SearchFailed: all attempts failed, or the answer was malformed. Never an empty result instead.
+            ValueError: `k` is less than 1, or the server rejected the request, for the reason in its message.
+            SearchFailed: all tries failed, or the answer was malformed. Never an empty result instead.
         """
         k = check_request(queries, k)
         queries = list(queries)

@@ -34,7 +34,7 @@ def run(commands: Mapping[str, Callable[..., Any]], program: str, words: Sequenc
 
 @contextlib.contextmanager
 def in_one_line(program: str) -> Iterator[None]:
-    """Print what tyro says about a mistake in one line; by itself it draws a box."""
+    """Print tyro's error in one line, instead of in a box."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):

@@ -59,7 +59,7 @@ def count_corpus(corpus: Corpus, analyzer: Analyzer, work: Path | None, track: T
     """Count all passages; returns functions that open the blocks, in order.
 
     With `work`, a folder, the blocks go there and those that are there already are kept. Of a corpus on disk they are
-    counted by one process for each processor. Without `work` all stays in memory, in this process.
+    counted by one process for each CPU core. Without `work` all stays in memory, in this process.
     """
     starts = range(0, len(corpus) or 1, BLOCK)  # even of no passage there is one block
     if work is None:

@@ -183,7 +183,7 @@ def _encode_rows(corpus: Corpus, encoder: Encoder, start: int) -> np.ndarray:
 
 
 def _check_finite(vectors: np.ndarray, texts: list[str]) -> np.ndarray:
-    """The vectors, if they are numbers: FAISS finds nothing near to others, and says nothing of it."""
+    """The vectors, if they are numbers: FAISS finds nothing near to others, without an error."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         text = texts[int(finite.argmin())]

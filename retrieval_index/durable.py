@@ -1,6 +1,6 @@
 """Writing so that a power loss leaves what was there before or what is there after, never a half.
 
-A rename is atomic, and says nothing of when the content of the file reaches the disk: after a power loss the new name may
+A rename is atomic, but does not decide when the content of the file reaches the disk: after a power loss the new name may
 stand for an empty file. So content goes to the disk before the rename, and the folder that holds the name after it.
 """
 
@@ -87,6 +87,6 @@ def find_write_failure(error: BaseException) -> str | None:
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Give a file or a folder another name, which says why it is no longer in use; nothing is written over."""
+    """Give a file or a folder another name, which shows why it is no longer in use; nothing is written over."""
     names = (path.with_name(f"{path.name}.{why}{number or ''}") for number in itertools.count())
     return path.rename(next(name for name in names if not name.exists()))

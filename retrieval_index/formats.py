@@ -58,7 +58,7 @@ def table_rows(path: Path, delimiter: str) -> Rows:
 
 def iter_records(path: str | Path) -> Iterator[dict]:
     """Stream the objects of a JSON array, or of objects in a row; the largest official file takes 3 GB as one list. A
-    ValueError says how many objects came before what is wrong."""
+    ValueError states how many objects came before what is wrong."""
     count, buffer, at = 0, "", 0
     inside = None  # of an array; None where no bracket has come, False after the closing one
     skip = re.compile(r"[ \t\r\n,]*").match
@@ -142,7 +142,7 @@ def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], sour
 
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed where its name says so; ValueError where the compressed data is broken."""
+    """The bytes of a file, decompressed according to its name; ValueError if the compressed data is broken."""
     if path.suffix.lower() not in _COMPRESSIONS:
         with open(path, "rb") as file:
             yield file

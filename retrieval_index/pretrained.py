@@ -30,7 +30,7 @@ class PretrainedEncoder:
 
     Args:
         model: folder or hub id; from the hub's cache where it is there, downloaded where not.
-        query_prefix, passage_prefix: in place of the ones found.
+        query_prefix, passage_prefix: instead of the ones found.
 
     Raises:
         ValueError: sentence-transformers is not installed, or there is no such model.

@@ -128,7 +128,7 @@ def _read_request(staging: Path) -> dict | None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what is in a folder; the request first, so that nobody goes on with half of it."""
+    """Remove what is in a folder; the request first, so that no one continues with half of it."""
     (folder / REQUEST_FILE).unlink(missing_ok=True)
     sync(folder)
     for path in folder.iterdir():

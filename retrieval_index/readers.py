@@ -48,7 +48,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: at once for a source that cannot be read, and on the way for a bad row, naming file and row.
+        ValueError: at once for an invalid source, and on the way for a bad row, naming file and row.
     """
     name, path = str(source), Path(source)
     if name.startswith("hf:"):

@@ -58,7 +58,7 @@ class Index:
 
     Attributes:
         backend: name in the manifest.
-        parameters: JSON-able; what the manifest says of it beside the name, and what opening it takes.
+        parameters: JSON-able; its entries in the manifest beside the name, and what opening it takes.
         reopen: opens a loaded index once more from its folder, as it was opened there; None for any other.
     """
 

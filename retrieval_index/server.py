@@ -144,7 +144,7 @@ def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a request, of which no more than the limit is ever held, whatever Content-Length says."""
+    """The body of a request, of which no more than the limit is ever held, whatever the Content-Length."""
     body = bytearray()
     try:
         async with asyncio.timeout(ARRIVAL):

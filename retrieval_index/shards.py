@@ -1,4 +1,4 @@
-"""A corpus in shards, each an index of its own, on this machine or behind a server; searched as one, exactly."""
+"""A corpus in shards, each an index of its own, on this machine or on servers; searched as one, exactly."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Analyzer:
 
     @property
     def parameters(self) -> dict:
-        """What the manifest says of it."""
+        """Its entries in the manifest."""
         return {"title_weight": self.title_weight, "exact_title": self.exact_title}
 
     @classmethod

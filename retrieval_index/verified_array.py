@@ -1,4 +1,4 @@
-"""Files of an index, read so that nobody else's write reaches a search.
+"""Files of an index, read so that no one else's write reaches a search.
 
 What is read is copied into memory and compared with a checksum of the build: small files as a whole, large arrays block by
 block when a search first needs them. Where a file was overwritten or cut off under a running server, a search that would

@@ -1,11 +1,11 @@
-"""Evaluate agents side by side on the same questions: checkpoints, models behind an API, baselines.
+"""Evaluate agents side by side on the same questions: checkpoints, models of an API, baselines.
 
     python -m trainers.evaluate --env AgentR1/MiniWiki-v0 --checkpoint runs/…/checkpoint-50
     python -m trainers.evaluate --env AgentR1/HotpotQA-v0 --api http://HOST/v1 --model NAME --model OTHER
     python -m trainers.evaluate --env AgentR1/Calculator-v0 --checkpoint runs/…/best --samples 8 --temperature 0.7
 
 prints and writes a table with scripted agents and Naive RAG (one retrieval, one answer) for comparison: the task's score with
-its 95 % interval over questions, the paired difference to the first model, turns, calls, and tokens of an API. All episodes
+its 95% CI over questions, the paired difference to the first model, turns, calls, and tokens of an API. All episodes
 are in episodes.jsonl. Answers of an API are kept as they come: after a crash or Ctrl-C the same command continues.
 """
 
@@ -178,7 +178,7 @@ SCRIPTS = {
 
 
 class _Evaluation:
-    """Agents on the same questions, one after the other: the rows of a table, and the episodes behind it."""
+    """Agents on the same questions, one after the other: the rows of a table, and its episodes."""
 
     def __init__(self, args: Args):
         self.args, self.rows = args, list[Row]()
@@ -257,7 +257,7 @@ class _Evaluation:
         self._writer.write_recorded(recorder)
 
     def evaluate_api(self, model: str, answers: Answers) -> None:
-        """A model behind the API. What it has answered before is not asked again."""
+        """Evaluate a model of the API. Its earlier answers are kept."""
         args = self.args
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
         before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
@@ -330,7 +330,7 @@ class _Evaluation:
         return Recorder(origin, make_pieces(policy.tokenizer) if policy else None)
 
     def _choose_settings(self) -> dict[str, object]:
-        """What decides about the episodes of an API; the format is chosen here, and the header says which it is."""
+        """What decides about the episodes of an API; the format is chosen here, and the header names it."""
         args, kwargs = self.args, json.loads(self.args.env_kwargs)
         if args.agent:
             format, shown = "", "as the program asks"

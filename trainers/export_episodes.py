@@ -129,7 +129,7 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:
-    """Each conversation once. A turn of no words, such as an end of turn alone, is none to be taught."""
+    """Each conversation once. An empty turn, such as only an end of turn, is not taught."""
     seen = set()
     for part in parts:
         part = [m | {"weight": 0} if _is_own(m) and not (m["content"] or m.get("tool_calls")) else m for m in part]

@@ -1,6 +1,6 @@
 """What arguments name (environments, models, folders, packages), checked before torch is imported, within seconds.
 
-Each function raises a ValueError in one line that says what to do.
+Each function raises a ValueError in one line with the fix.
 """
 
 import importlib.util

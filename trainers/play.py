@@ -76,7 +76,7 @@ from trainers.rollouts.rollout import rollout
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:
-    """Put a question of the user's own in place of those of the first environment. It has no gold answer."""
+    """Ask the user's question instead of those of the first environment. It has no gold answer."""
     env = envs.envs[0]
     if not isinstance(env, QAEnv):
         raise UserError("a question can be asked of an environment of questions alone, such as AgentR1/HotpotQA-v0")

@@ -8,7 +8,7 @@ A door to its configurations in trainers/configs. Those named -grpo are of train
 
     python -m trainers.starpo starpo-s                    # python -m trainers.ppo --config starpo-s
     python -m trainers.starpo ragen-2-grpo --updates 100
-    python -m trainers.starpo starpo-s --help             # its options; --help-all alone lists those of starpo
+    python -m trainers.starpo starpo-s --help             # its options; --help-all without a preset lists those of starpo
 """
 
 import sys

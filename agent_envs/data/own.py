@@ -268,7 +268,7 @@ def _free_id(id: str, taken: set[str]) -> str:
 
 
 def _key(question: Question) -> str:
-    """A question for comparison: without case, white space and punctuation, but for signs of arithmetic, C++ and numbers."""
+    """A question for comparison: without case, white space and punctuation, except signs of arithmetic, C++ and numbers."""
     text = unicodedata.normalize("NFKC", question.question).casefold()
     text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
     text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
@@ -412,7 +412,7 @@ def split_of(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_of_verl(row: Mapping[str, Any], file: Path) -> str | None:
-    """The split in ``extra_info``, where it is one that is known and the name of the file says none."""
+    """The split in ``extra_info``, if it is a known one and the name of the file has none."""
     extra = row.get("extra_info")
     word = str(extra.get("split")).lower() if isinstance(extra, Mapping) else ""
     return word if word in TRAIN + HELD_OUT and not _split_in_name(file) else None

@@ -74,7 +74,7 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
 
 
 def note_id(id: str, place: str, places: dict[str, str]) -> None:
-    """Note where the question of this id stands. Raises ValueError: a question noted before has the same id."""
+    """Note the place of the question of this id. Raises ValueError: a question noted before has the same id."""
     if (other := places.setdefault(id, place)) != place:
         raise ValueError(f"the id {id!r:.80} is that of {other} too: give every question an id of its own")
 

@@ -74,12 +74,12 @@ def load_benchmark(
         questions_only: load no passages.
         source: "local" leaves out the hub, "hub" the environment variable.
 
-    Warns where gold paragraphs or aliases are missing, and says so in `source`.
+    Warns if gold paragraphs or aliases are missing, and notes it in `source`.
 
     Raises:
         DataUnavailable: with `source="auto"`, no place has it and neither `data` nor `corpus` was given.
         FileNotFoundError: no place has it, otherwise; or `data`, `corpus`, `$AGENT_ENVS_DATA` or passages are not there.
-        ValueError: unknown or contradicting arguments, or a file that cannot be read, by file, line and field.
+        ValueError: unknown or contradicting arguments, or an invalid file, by file, line and field.
     """
     _check("name", name, tuple(CATALOG))
     _check("split", split, SPLITS)

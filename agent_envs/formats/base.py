@@ -34,7 +34,7 @@ class Format(Protocol):
     def parse(self, text: str) -> Turn:
         """Read one assistant turn. Any string gives a Turn, in time linear in its length; nothing is raised.
 
-        What stands in a thought, or poses as the result of a tool, is never a call or an answer.
+        Text in a thought, or posing as the result of a tool, is never a call or an answer.
         """
         ...
 

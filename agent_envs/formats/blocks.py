@@ -78,7 +78,7 @@ def _find_first_close(text: str, tag: re.Pattern[str], json: str) -> re.Match[st
 
 
 def quote(text: str, tags: Iterable[str]) -> str:
-    """Outside text in which none of these tags stands, nor a thought's: a word joiner breaks those that it spells out."""
+    """Text from outside without these tags or a thought's: a word joiner breaks those that it spells out."""
     spelled = "|".join(map(re.escape, (*tags, "<think>", "</think>")))
     return re.sub(spelled, lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
 
@@ -97,7 +97,7 @@ def find_end(text: str, stop: Iterable[str]) -> int | None:
 
 
 def escape(json: str, tag: re.Pattern[str]) -> str:
-    """The same JSON value without any tag in the text: a ``<`` stands only in strings, where it can be escaped."""
+    """The same JSON value without any tag in the text: a ``<`` is only in strings, where it can be escaped."""
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)
 
 
@@ -105,7 +105,7 @@ def split_thought(text: str, opening: str = "<think>", closing: str = "</think>"
     """The thought that a text begins with, if it does, and the rest; for forms that have no tags but this one.
 
     Raises:
-        Malformed: a thought is left open, or stands anywhere else.
+        Malformed: a thought is left open, or is anywhere else.
     """
     head, closed, rest = text.partition(closing)
     if not closed:

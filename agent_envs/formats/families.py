@@ -31,10 +31,10 @@ class Family:
         read: the `Response` of a turn without its end, given the `Schemas`. Raises `Malformed`, and nothing else, for what is no
             turn of this family; takes time linear in the length of the text.
         marks: strings that stand nowhere but around calls and results.
-        thought: what a thought stands between, at the start of a turn; None where nothing tells.
+        thought: marks around a thought at the start of a turn; None if unknown.
         channels: a turn is made of messages, of which some are thoughts: `read` finds them itself.
         unquoted: its template puts strings between quotes as they are, so ours are escaped before it does.
-        ends: tokens that end a turn, where the template alone does not tell.
+        ends: tokens that end a turn, if the template does not show them.
         goes_on: tokens that end a message, and not the turn.
     """
 
@@ -97,7 +97,7 @@ _SEPARATOR = re.compile(r"[\s;]*")
 
 
 def _read_list(opening: str, closing: str, arguments: str) -> Callable[[str, Schemas], Response]:
-    """``opening [{"name": …, arguments: {…}}, …] closing``, or one name and its arguments behind the opening."""
+    """``opening [{"name": …, arguments: {…}}, …] closing``, or one name and its arguments after the opening."""
     named = re.compile(r"\s*([\w./-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?(?=\s*\{)")
 
     def read_one(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
@@ -140,7 +140,7 @@ def _read_tags(
 ) -> Callable[[str, Schemas], Response]:
     """``opening``, the name, keys with their values between tags, ``call_end``.
 
-    ``framed``: a value stands between line breaks that are not its own.
+    ``framed``: a value is between line breaks that are not its own.
     """
 
     def read_one(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
@@ -166,8 +166,8 @@ def _read_tags(
 
 
 def read_typed(text: str, schema: Any) -> Any:
-    """A value without quotes, of the type that its schema wants: a string where it takes strings alone, else JSON; what is
-    neither stays text, and the tool says what it wants."""
+    """A value without quotes, of the type in its schema: a string if it takes only strings, else JSON; what is
+    neither stays text, and the tool reports the error."""
     kinds = kinds_of(schema)
     if text in ("null", "None") and "null" in kinds:
         return None
@@ -348,7 +348,7 @@ FAMILIES = (
 
 
 def find_thought(chat_template: Any) -> tuple[str, str] | None:
-    """What a thought of text stands between where calls cannot be written: the marks of a family that the template writes."""
+    """Marks around a thought if calls cannot be written: those of a family that the template writes."""
     return next(
         (
             f.thought

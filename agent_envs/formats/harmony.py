@@ -22,7 +22,7 @@ def read_messages(text: str) -> tuple[list[str], list[ToolCall], list[str]]:
     """The thoughts, the calls and the answers of a turn, which is what follows ``<|start|>assistant``.
 
     The channel ``analysis`` is thought, a call goes to ``functions.name`` in ``commentary`` and holds a JSON object, the answer
-    stands in ``final``. A message in ``commentary`` without a recipient is ignored; the last may lack its end token.
+    is in ``final``. A message in ``commentary`` without a recipient is ignored; the last may lack its end token.
 
     Raises:
         Malformed: it is none.

@@ -21,7 +21,7 @@ class Hermes(Format):
     """The form of Hermes function calling (NousResearch) and of Qwen 2.5 and 3.
 
     A call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``. Results come in ``<tool_response>…</tool_response>``, in
-    the order of the calls. The final answer stands in ``<answer>…</answer>``, reasoning in ``<think>…</think>``.
+    the order of the calls. The final answer is in ``<answer>…</answer>``, reasoning in ``<think>…</think>``.
     """
 
     name = "hermes"

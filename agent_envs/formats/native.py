@@ -28,11 +28,11 @@ ANSWER: dict[str, Any] = {
 class Native(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
 
-    A pretrained model reads and writes them as its chat template does (`agent_envs.chat_tokens.ChatTokens`), a model behind an
+    A pretrained model reads and writes them as its chat template does (`agent_envs.chat_tokens.ChatTokens`), a model of an
     API as that does.
 
     The final answer is a call of `ANSWER`: tasks want one exact string, so text without a call is no action. Reasoning is in
-    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the message of
+    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` is why the message of
     a model could not be read, ``unfinished`` that it lacks its end. Other keys are ignored. A call without an id goes by its
     place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
@@ -98,7 +98,7 @@ class Native(Format):
         return dumps([{"role": "user", "content": f"Invalid turn: {error}"}])
 
     def message(self, action: str) -> dict[str, Any]:
-        """A turn as a message of a chat, always with the same keys; what cannot be read is its content."""
+        """A turn as a message of a chat, always with the same keys; a malformed turn is its content."""
         try:
             message = read_object(action, "The message")
         except Malformed:

@@ -71,7 +71,7 @@ def _skip_comma(text: str, place: int, closing: str) -> int:
 
 
 def skip(text: str, place: int, expected: str) -> int:
-    """The place after ``expected``, which stands at ``place`` or after white space there."""
+    """The place after ``expected``, which is at ``place`` or after white space there."""
     while place < len(text) and text[place].isspace():
         place += 1
     if not text.startswith(expected, place):
@@ -100,7 +100,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def quote_free(value: Any) -> Any:
-    """A string as it stands between single quotes in Python; other values as they are."""
+    """A string as written between single quotes in Python; other values as they are."""
     if not isinstance(value, str):
         return value
     for character, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):

@@ -234,7 +234,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
 
 
 def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
-    """(name, arguments) of each call; None where the name or the arguments of one cannot be read."""
+    """(name, arguments) of each call; None if the name or the arguments of one are malformed."""
     try:
         functions = [call["function"] for call in requested]
         calls = [(f["name"], read_object(f.get("arguments") or "{}", "The arguments")) for f in functions]

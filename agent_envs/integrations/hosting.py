@@ -174,7 +174,7 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
 
 
 def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:
-    """Raise a ValueError where the constructor behind ``spec`` has no argument of one of these names."""
+    """Raise a ValueError if the constructor of ``spec`` has no argument of one of these names."""
     accepted = _parameters(spec)
     if accepted is not None and (unknown := sorted(set(names) - accepted)):
         raise ValueError(f"{id} has no argument {unknown[0]!r}; it has: {', '.join(sorted(accepted))}")

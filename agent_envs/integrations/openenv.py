@@ -89,7 +89,7 @@ class AgentR1Environment(Environment):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the server says of itself."""
+        """Return the name, the description and the version of the server."""
         return EnvironmentMetadata(name=self._id, description=f"{self._id} of agent-r1-envs: text in, text out")
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ class _Turn:
 
 
 class _Environment:
-    """What is public here, but for `reset`, is a tool for TRL."""
+    """What is public here, except `reset`, is a tool for TRL."""
 
     _make: Callable[[str], Episode]
     _count: int
@@ -286,7 +286,7 @@ def _takes_null(schema: dict[str, Any]) -> bool:
 
 
 def _hint(schema: dict[str, Any]) -> Any:
-    """The type of a schema's values, as far as a type says it."""
+    """The type of a schema's values, as far as a type shows it."""
     if options := schema.get("enum"):
         return Literal[tuple(options)]
     if options := schema.get("anyOf"):

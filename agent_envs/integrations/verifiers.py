@@ -3,7 +3,7 @@ r"""The environments of this suite as a taskset of verifiers. Tested with verifi
     vf-eval agent-r1-envs --env.taskset.env MiniWiki -n 20 -r 4 --no-push -m MODEL \
         --client.base-url http://localhost:8000/v1
 
-A task is a question, by its seed, played in this process. Turns are text, or function calls with ``--env.taskset.native``.
+A task is a question, by its seed, run in this process. Turns are text, or function calls with ``--env.taskset.native``.
 The reward is the episode's return; rewards of turns and the task's metrics are metrics.
 """
 
@@ -30,7 +30,7 @@ class AgentR1Config(vf.TasksetConfig):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment as JSON, for example '{"split": "validation", "max_turns": 3}'."""
     native: bool = False
-    """The model acts by function calls, and gives its final answer by one; else in text, as the system prompt says."""
+    """The model acts by function calls, and gives its final answer by one; else in text, as the system prompt describes."""
 
     @model_validator(mode="after")
     def _check_id(self) -> "AgentR1Config":

@@ -1,6 +1,6 @@
 """verl's agent loops. Tested with verl 0.9.
 
-The file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names says what is played:
+The file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names names the environment:
 
     - name: agent_r1
       _target_: agent_envs.integrations.verl.AgentR1Loop
@@ -113,7 +113,7 @@ class AgentR1Loop(AgentLoopBase):
 
 
 def _stop(rollout_config: Any, stop: tuple[str, ...]) -> dict[str, Any]:
-    """How an engine is asked to end turns at closing tags, and to keep them; `TokenEpisode` cuts behind them in any case."""
+    """How an engine is asked to end turns at closing tags, and to keep them; `TokenEpisode` cuts after them in any case."""
     if rollout_config.name == "vllm":
         return {"stop": list(stop), "include_stop_str_in_output": True}
     if rollout_config.name == "sglang" and not rollout_config.skip_tokenizer_init:

@@ -64,7 +64,7 @@ class Capture:
         return self.total > self.first + self.last
 
     def text(self) -> str:
-        """What was kept, decoded, invalid UTF-8 replaced; a line says how many bytes were left out."""
+        """What was kept, decoded, invalid UTF-8 replaced; a line states how many bytes were left out."""
         data = bytes(self.head + self.tail)
         if self.truncated:
             left_out = b"\n[... %d bytes left out ...]\n" % (self.total - self.first - self.last)

@@ -133,7 +133,7 @@ class Connection:
         raise ConnectionError(f"the MCP server {self.server!r} does not list its tools: {why}") from problem
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Call one tool several times at once. What fails is a result that says so; a connection that broke is closed."""
+        """Call one tool several times at once. What fails is a result with the error; a connection that broke is closed."""
         import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
@@ -156,7 +156,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """End the connection, and the program behind it with all that it has started."""
+        """End the connection, and its program with all that it has started."""
         self._client_thread.close()
 
     def _open(self) -> _ClientThread:

@@ -40,7 +40,7 @@ def compile_parameters(parameters: Mapping[str, Any]) -> Check:
     Compiled once for equal schemas.
 
     Raises:
-        ValueError: the schema cannot be used; the message says why.
+        ValueError: the schema cannot be used, for the reason in the message.
     """
     try:
         text = _ENCODER.encode(parameters)

@@ -25,7 +25,7 @@ _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 
 def show_passage(number: int, passage: Passage, max_chars: int | None = None) -> str:
     """A passage as the agent reads it, on one line: ``[1] Title: text``, of at most ``max_chars`` characters.
-    A title with ": " in it, or a quote at its start, stands in double quotes, those inside it doubled. `read_shown` is the
+    A title with ": " in it, or a quote at its start, is in double quotes, those inside it doubled. `read_shown` is the
     inverse."""
     title, text = (" ".join(part.split()) for part in (passage.title, passage.text))
     if ": " in title or title.startswith('"'):

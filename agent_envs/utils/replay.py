@@ -1,6 +1,6 @@
 """Episodes again, without a model: the turns of an episodes.jsonl through an environment with the same or other arguments.
 
-With the same arguments nothing may change, which is a check of determinism; with others, it says what a reward would have paid.
+With the same arguments nothing may change, which is a check of determinism; with others, it shows what a reward would have given.
 """
 
 import json

@@ -58,7 +58,7 @@ def _next(agent: Script, reply: Any, turns: int) -> Turn:
 
 class EpisodeRecorder:
     """Records what an episode file needs and no observation holds, from the reset of ``env`` on.
-    ``instance`` has the ``question`` (the first observation) and what `ToolEnv.describe_instance` says."""
+    ``instance`` has the ``question`` (the first observation) and the entries of `ToolEnv.describe_instance`."""
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
         id = next((info[name] for name in ("question_id", "instance", "board") if name in info), None)
@@ -91,7 +91,7 @@ class EpisodeRecorder:
 
 def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:
     """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
-    ``attempts``: which attempt at its instance each is, from 0; decides chance after the start."""
+    ``attempts``: which rollout of its instance each is, from 0; decides chance after the start."""
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
     options: dict[str, Any] = {"reset_mask": np.arange(total) < count}

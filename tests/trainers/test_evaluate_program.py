@@ -108,7 +108,9 @@ def test_what_fails_is_counted_and_asked_again(program, tmp_path, capsys):
         return "hello"
 
     with serve(say) as chat:
-        with pytest.raises(TrainingStopped, match=r"the program, or a tool failed, or the API gave no answer, in 66\.7%"):
+        with pytest.raises(
+            TrainingStopped, match=r"the program, or a tool failed, or the API gave no answer, in 66\.7%"
+        ):
             run(tmp_path / "out", api=chat.url, **args)
         told = capsys.readouterr().err
         assert "1 episodes of m could not be finished: KeyError: 'nothing of the sort'" in told

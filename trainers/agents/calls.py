@@ -2,7 +2,7 @@
 
 A call is a conversation that is to be continued. Where its messages extend those of an earlier call of the episode, with the
 turn that was sampled there and without another of the assistant, its prompt is the ids of that call, the ids that were
-sampled, and the new messages, which alone are encoded. Any other call is a row of its own.
+sampled, and the new messages; only these are encoded. Any other call is a row of its own.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Advantages from returns: against the attempts at the same question, or against the whole batch.
+"""Advantages from returns: against the rollouts of the same question, or against the whole batch.
 
 Baselines need whole groups and statistics the whole batch, so ranks gather returns and masks first. For ``mask``,
 ``rewards`` and ``valid`` see `trainers.algorithms.gae`.

@@ -32,7 +32,7 @@ def own_tokens(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | 
 
 
 def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """At each position, the value of the next position in the mask; 0 behind the last one."""
+    """At each position, the value of the next position in the mask; 0 after the last one."""
     later = values.new_zeros(len(values))
     out = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):

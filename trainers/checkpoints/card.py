@@ -136,7 +136,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A value without the folders in which its paths lie: nobody else has them."""
+    """A value without the folders in which its paths lie: no one else has them."""
     if isinstance(value, Mapping):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -19,7 +19,7 @@ LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
 
 
 class FolderInUse(UserError):
-    """Another process writes into the folder now; the message says which."""
+    """Another process writes into the folder now; the message names it."""
 
 
 @contextmanager

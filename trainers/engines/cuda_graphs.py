@@ -86,7 +86,7 @@ class _Graph:
 class CUDAGraphCache:
     """One graph of a decoding step for each number of rows and each width that comes up twice, compared with the step itself.
 
-    If the comparison fails, steps run without graphs, and a warning says so.
+    If the comparison fails, steps run without graphs, with a warning.
     """
 
     def __init__(self) -> None:

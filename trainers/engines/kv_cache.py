@@ -9,7 +9,7 @@ from transformers import Cache
 class KVCache(Cache):
     """The keys and values of each layer, [rows, heads, width, D].
 
-    Tokens fill a row from the first column; the engine masks what is behind them. Call `set_positions` before each pass.
+    Tokens fill a row from the first column; the engine masks what is after them. Call `set_positions` before each pass.
 
     Attributes:
         version: changes whenever the buffers move to another address.

@@ -155,7 +155,7 @@ class ModelRunner:
 
         Args:
             width: how many columns attention reads.
-            max_length: what is behind it is padding, whose position need only be one that the model has.
+            max_length: what comes after it is padding, whose position need only be one that the model has.
         """
         self._kv_cache.set_positions(rows, columns, width)
         masks = self._attention_masks(columns, width)

@@ -1,4 +1,4 @@
-"""vLLM as the engine of rollouts, behind HTTP: a `vllm serve` on other devices, or of several.
+"""vLLM as the engine of rollouts, over HTTP: a `vllm serve` on other devices, or of several.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --dtype bfloat16
 

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
+"""A model of an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
 
 The model calls the environment's tools as functions, or writes its turns as text in one of our formats. The openai client
 repeats requests that fail in passing; an episode that cannot be finished has failed.
@@ -35,7 +35,7 @@ Job = tuple[int, int]  # the number of an instance, and which attempt at it
 
 
 class EpisodeFailed(Exception):
-    """An episode cannot continue; the message says why."""
+    """An episode cannot continue; for the reason in the message."""
 
 
 class EndpointStopped(TrainingStopped):
@@ -54,7 +54,7 @@ def check(url: str) -> None:
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
-    """An episode in which a model behind an API can act, by "native" function calls or in a ``format`` of text. Raises a
+    """An episode in which a model of an API can act, by "native" function calls or in a ``format`` of text. Raises a
     ValueError if the task, or the format, is not for chat APIs."""
     env_kwargs |= {"format": format} if format else {}
     if env_kwargs.get("format") == NATIVE:
@@ -79,7 +79,7 @@ def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:
 
 
 class ApiAgent:
-    """One model behind an endpoint.
+    """One model of an endpoint.
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
@@ -308,7 +308,7 @@ class _Record:
 
 def _write_turn(response: Message, native: bool) -> str:
     """A turn in one text: of function calls the message as JSON, as the format "native" has it; a thought that came beside a
-    turn in text stands before it."""
+    turn in text comes before it."""
     if native:
         return dumps({name: value for name, value in response.items() if value})
     thought = response["reasoning_content"]

@@ -31,7 +31,7 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval over questions of
     ``score``, the task's primary metric. ``failed`` is the share of episodes that say so themselves, or have ``tool_faults``.
 
-    ``samples``: attempts at each question, one after the other. With several the score is average@k, and ``pass`` has the
+    ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
     estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
     """
     scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
@@ -78,7 +78,7 @@ def run_policy(
     show: Callable[[list[Trajectory]], None] | None = None, roll_out: Callable[..., list[Trajectory]] | None = None,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
     """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
-    of every episode. ``samples`` attempts at an instance follow each other; ``show`` gets the episodes of each batch.
+    of every episode. ``samples`` rollouts of an instance follow each other; ``show`` gets the episodes of each batch.
     ``recorder`` takes the records of the episodes, here and below. ``roll_out``: how the policy acts, by default `rollout`."""
     infos: list[dict] = []
     transcripts: list[list[dict]] = []
@@ -136,12 +136,12 @@ def load_agent(
     """A model or a checkpoint, and how many tokens its turns may have.
 
     Args:
-        base_model: what an adapter is put on, in place of the model that it names.
+        base_model: the base of an adapter, instead of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         chat_template: a file with one, instead of the model's own.
         thinking: as of `Policy`; by default as it was trained, and "auto" for other models.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
-        env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
+        env, env_kwargs: its environment; warns if it was trained with other arguments.
     """
     saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
     if env:

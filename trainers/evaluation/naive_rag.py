@@ -1,4 +1,4 @@
-"""Naive RAG: one search for the question itself, then an answer, greedily, in the form that the policy was taught.
+"""Naive RAG: one search for the question itself, then an answer, by greedy decoding, in the form that the policy was taught.
 
 After the results the policy takes a turn as in any episode, with its thought if it thinks. A turn that does not answer, such
 as another search, is taken back after its thought, and the policy completes an answer there.

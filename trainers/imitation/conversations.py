@@ -143,7 +143,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     earlier thoughts, begins a row of its own.
 
     Raises:
-        ValueError: the template fails, leaves tool calls out, or does not put a turn behind its generation prompt.
+        ValueError: the template fails, leaves tool calls out, or does not put a turn after its generation prompt.
     """
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
@@ -159,7 +159,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
             after = _write_thought(policy, written[place], before, after)
         turn = after.removeprefix(before)
         if len(turn) + len(before) != len(after):
-            raise UserError("the chat template does not put a turn behind its generation prompt")
+            raise UserError("the chat template does not put a turn after its generation prompt")
         for call in message.get("tool_calls") or ():
             if policy.escape(call["function"]["name"]) not in turn:
                 raise UserError(_LEFT_OUT)

@@ -83,7 +83,7 @@ class RLRun:
         return collected.episodes
 
     def _warn_of_shaping(self, share: float) -> None:
-        """Say once where deviations of shaping rewards alone are scaled up to those of outcomes."""
+        """Warn once if deviations of only shaping rewards are scaled up to those of outcomes."""
         if share and getattr(self.args, "scale_by_std", False) and self.args.filter != "outcome" and not self._warned:
             self._warned = True
             warnings.warn(
@@ -134,7 +134,7 @@ class RLRun:
             self._episodes.sync()
 
     def describe(self) -> dict[str, Any]:
-        """What a report of an unfinished run says as well."""
+        """Further entries in the report of an unfinished run."""
         args, setup = self.args, self.setup
         source = dict(zip(("source", "train_source"), setup.sources, strict=True))
         return {

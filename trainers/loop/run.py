@@ -6,7 +6,7 @@ with open_run_dir(args, "sft") as folder:       # several processes, signals, th
         for step in run.steps():                # between updates: evaluates, logs, saves, ends by signal
             step.log(update(...))
 
-`trainers.checkpoints.run_dir` says who writes what into the folder.
+`trainers.checkpoints.run_dir` lists the files of the folder.
 """
 
 import itertools
@@ -73,7 +73,7 @@ class Evaluation(Protocol):
         """Bring to rest what a checkpoint depends on."""
 
     def describe(self) -> dict[str, Any] | None:
-        """Return what the report of an unfinished run says; None if there is none."""
+        """Return the text for the report of an unfinished run; None if there is none."""
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def open_run_dir(args: Any, algorithm: str) -> Iterator[Path]:
 
 
 def measure_share(args: Any, updates: float, most: float, seconds: float) -> float:
-    """The share of a run that is done: of its updates or, if there is more behind it, of ``max_seconds``."""
+    """The share of a run that is done: of its updates or, if more of it is done, of ``max_seconds``."""
     return max(updates / most, seconds / args.max_seconds if args.max_seconds else 0.0)
 
 

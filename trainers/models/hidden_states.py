@@ -17,7 +17,7 @@ from trainers.trajectory import Batch, BatchRow, collate_rows
 
 
 def has_bfloat16_products(device: str | torch.device) -> bool:
-    """Whether a processor has matrix products in bfloat16; without, PyTorch's loops are 80 times as slow as float32."""
+    """Whether a CPU has bfloat16 matmul; without, PyTorch's loops are 80 times as slow as float32."""
     if torch.device(device).type != "cpu":
         return True
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -160,7 +160,7 @@ def _to_folder(path_or_id: str | Path, has_template: bool) -> str:
 
 
 def _set_chat_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Give a tokenizer the template in a file. Raises ValueError if that cannot be read or rendered."""
+    """Give a tokenizer the template in a file. Raises a ValueError if the file or the template is invalid."""
     try:
         tokenizer.chat_template = file.read_text(encoding="utf-8")
         tokenizer.apply_chat_template(

@@ -26,7 +26,7 @@ _PREFIX = "base_model.model."  # before every name in a saved adapter
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     """Freeze the model and put a new adapter beside all its linear layers but the head. Raises ImportError without peft.
 
-    A warning says if experts, which are no linear layers, stay as they are.
+    It warns if experts, which are no linear layers, stay frozen.
     """
     peft, excluded = _peft(), _find_uncalled(model)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")

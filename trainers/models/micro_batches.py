@@ -14,7 +14,7 @@ from trainers.trajectory import Batch
 def split_rows(batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST) -> list[torch.Tensor]:
     """Split the rows of a batch into parts of at most ``max_tokens`` tokens, padding included; int64 [b] each.
 
-    Rows that share a prefix stand side by side, the longest first. One row alone may exceed the limit. ``token_cost``: see
+    Rows that share a prefix are side by side, the longest first. A single row may exceed the limit. ``token_cost``: see
     `group_by_prefix`; None for a model that runs each row by itself.
     """
     ids = strip_padding(batch)

@@ -1,4 +1,4 @@
-"""Episodes of a program: what `trainers.rollouts.rollout.rollout` does for the policy alone."""
+"""Episodes of a program: what `trainers.rollouts.rollout.rollout` does for the policy by itself."""
 
 import itertools
 import secrets
@@ -23,7 +23,7 @@ from trainers.trajectory import Trajectory
 
 
 class AgentRollout:
-    """Lets a program act in environments, with the policy behind an endpoint. Called as `trainers.rollouts.rollout.rollout`.
+    """Lets a program act in environments, with the policy at an endpoint. Called as `trainers.rollouts.rollout.rollout`.
 
     Args:
         agent: "module:function", or a command.

@@ -104,7 +104,7 @@ class _Episode:
         )  # fmt: skip
 
     def record_sampled(self, completion: Completion, anchor: Hashable) -> str:
-        """Take a sampled turn; returns its text. What it earns is added by `observe`."""
+        """Take a sampled turn; returns its text. `observe` adds its reward."""
         self.sampled = completion.tokens
         step = Step(prompt=self.context, tokens=completion.tokens, logprobs=completion.logprobs)
         self.trajectory.steps.append(step)

@@ -56,7 +56,7 @@ def join_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_before_others() -> Iterator[None]:
-    """Let the first process go through this alone, then the others, which find what it left in a cache."""
+    """Let the first process go through this first, then the others, which find what it left in a cache."""
     global _alone
     if rank():
         distributed.barrier()
@@ -71,7 +71,7 @@ def first_before_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def choose_metrics_folder(run: Path) -> Iterator[Path]:
-    """Yield where this process writes its metrics: the folder of the run, or one that nobody reads."""
+    """Yield where this process writes its metrics: the folder of the run, or one that no one reads."""
     if not rank():
         yield run
         return

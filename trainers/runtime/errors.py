@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """What was asked for cannot be done; the message says why and what to do. A command ends with it in one line and status 2."""
+    """An error that the user can fix, as the message explains. A command ends with it in one line and status 2."""

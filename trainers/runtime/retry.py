@@ -1,6 +1,6 @@
 """Tool failures: roll out again, with growing pauses, until the tools work or patience ends.
 
-A batch that failed for the most part says nothing about the policy: it is neither learned from nor scored.
+A batch that failed for the most part shows nothing about the policy: it is neither learned from nor scored.
 """
 
 import math

@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TrainingStopped(RuntimeError):
-    """A run cannot continue; the message says why, what is saved and what to do. A command shows it instead of a traceback."""
+    """A run cannot continue, for the reason in the message, with what is saved. A command shows it instead of a traceback."""
 
 
 class _Interrupt(KeyboardInterrupt):
@@ -69,7 +69,7 @@ def deferring() -> Iterator[None]:
 
 
 def exit_by_signal(number: int, message: str) -> NoReturn:
-    """End the process with status 128 + n, and a line that says which signal it was and what is left."""
+    """End the process with status 128 + n, and a line that names the signal and what is left."""
     print(f"Stopped by {signal.Signals(number).name}{message and ': ' + message}", file=sys.stderr, flush=True)
     raise SystemExit(128 + number)
 

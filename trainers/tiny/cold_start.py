@@ -1,6 +1,6 @@
-"""The policy that training starts from: a given model, or the tiny one, made from scratch and taught by imitation.
+"""The policy that training starts from: a given model, or the tiny one, made from scratch and taught by SFT.
 
-For MiniWiki with its default arguments a tiny policy is shipped that has had its cold start: `SHIPPED`, whose README.md says
+For MiniWiki with its default arguments a tiny policy is shipped that has had its cold start: `SHIPPED`, whose README.md states
 how it was made.
 """
 

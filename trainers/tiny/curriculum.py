@@ -102,8 +102,8 @@ def difficulty_of(envs: ToolVectorEnv) -> str:
 
 
 def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Script]:
-    """What the cold start imitates in ``envs``, acting as well as ``demonstrator`` says. Raises a UserError if that differs from
-    the usual one in what makes no difference there."""
+    """The demonstrations of the cold start in ``envs``, with the skill of ``demonstrator``. Raises a UserError if that differs
+    from the usual one in what makes no difference there."""
     script = choose_curriculum(envs).demonstrator
     takes = {*inspect.signature(script).parameters, *(() if has_corpus(envs) else ("env_kwargs",))}
     given = asdict(demonstrator)
@@ -185,7 +185,7 @@ class Teacher:
 
 
 def remake(envs: ToolVectorEnv, **changes: object) -> ToolVectorEnv:
-    """Environments as ``envs``, but for some of the arguments that they were made with."""
+    """Environments as ``envs``, except some of the arguments that they were made with."""
     assert envs.spec is not None
     return cast(ToolVectorEnv, gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **changes}))
 

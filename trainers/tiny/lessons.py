@@ -43,7 +43,7 @@ def repetition(count: int, words: list[int], rng: random.Random, longest: int = 
 
 def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[BatchRow]:
     """Results of three searches in a row, each followed by questions about the article that was meant. Taught are the thought
-    that names the fact, and the copy of what the article says."""
+    that names the fact, and the copy of the article's text."""
 
     def draw_entity() -> tuple[str, int]:
         kind = rng.choice(tuple(KINDS))
@@ -67,7 +67,7 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
 
 
 def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random) -> Parts:
-    """A question about one fact, the thought that names the fact (taught), and what the article says of it (taught)."""
+    """A question about one fact, the thought that names the fact (taught), and the article's text on it (taught)."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
     question = policy.observation_ids(rng.choice(wordings).format(x=title), [])

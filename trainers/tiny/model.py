@@ -1,6 +1,6 @@
 """The default policy: a small Llama-like model and a word-level tokenizer, both made from scratch.
 
-The architecture is Seed-OSS: Llama's layers, with biases of queries, keys and values only. That of Qwen2 is the same, but for its
+The architecture is Seed-OSS: Llama's layers, with biases of queries, keys and values only. That of Qwen2 is the same, except its
 type transformers' AutoTokenizer gives Qwen's own tokenizer, whatever the folder holds.
 
 The tokenizer gives each known word one token and spells unknown words in characters and bytes, so no text is lost. Its
@@ -93,7 +93,7 @@ def _init_for_copying(model: SeedOssForCausalLM) -> None:
 
     An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies what followed.
     From random weights it takes minutes to appear; here its two halves are there from the start, and training goes on
-    from them. Layer 0: heads look a fixed distance back, by their biases alone. Head 0 looks one token back, head 1
+    from them. Layer 0: heads look a fixed distance back, by their biases only. Head 0 looks one token back, head 1
     two, heads 2 and 3 at a soft window of the last few tokens. Layer 1: half of the heads compare the current
     token (query) with what head 0 has written (key). Later layers: values pass through unchanged, that is, copying.
     """

@@ -16,7 +16,7 @@ class Muon(torch.optim.Optimizer):
     """What ``torch.optim.Muon`` does with Nesterov's momentum, without weight decay, for matrices of one shape at a time. ``lr``
     is the step of a square or wide matrix; of a tall one √(rows / columns) times that.
 
-    PyTorch's always computes in bfloat16. On a processor without such products that took more than half of a cold start.
+    PyTorch's always computes in bfloat16. On a CPU without bfloat16 matmul that took more than half of a cold start.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95):
@@ -43,8 +43,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
-    """[n, A, B] with singular values between about .7 and 1.2 and the singular vectors that they have, by Newton and Schulz's
-    iteration; in bfloat16 where the processor has such products."""
+    """[n, A, B] with singular values between about 0.7 and 1.2 and the singular vectors that they have, by Newton and Schulz's
+    iteration; in bfloat16 if the CPU has bfloat16 matmul."""
     a, b, c = COEFFICIENTS
     x = matrices.to(torch.bfloat16 if has_bfloat16_products(matrices.device) else torch.float32)
     is_tall = x.shape[1] > x.shape[2]

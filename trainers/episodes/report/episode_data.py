@@ -48,7 +48,7 @@ class Chosen:
 
 
 def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) -> Chosen:
-    """Choose episodes of these files: whole questions, those behind the table first; with ``newest`` the last ones."""
+    """Choose episodes of these files: whole questions, those of the table first; with ``newest`` the last ones."""
     by_part: list[list[dict]] = []
     order: list[tuple] = []
     for number, file in enumerate(files):

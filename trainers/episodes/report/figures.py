@@ -1,6 +1,6 @@
 """The look of every figure that is drawn here.
 
-A thick line is the mean over seeds, the band its 95 % interval (Student's t), thin lines are seeds, a dashed grey line is a
+A thick line is the mean over seeds, the band its 95% CI (Student's t), thin lines are seeds, a dashed grey line is a
 level. Names stand beside what they name. Colours suit the colour-blind (after Okabe and Ito, 2008).
 """
 

@@ -8,7 +8,7 @@ Scores = Mapping[str, float]  # by the id of a question
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean over seeds, and half the width of its 95 % interval by Student's t; None for a single seed."""
+    """The mean over seeds, and half the width of its 95% CI by Student's t; None for a single seed."""
     from scipy.stats import t
 
     if len(values) < 2:

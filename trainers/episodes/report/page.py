@@ -42,7 +42,7 @@ def write(
     that holds nothing of that.
 
     Args:
-        episodes: how many at most, whole questions, those behind the table first; 0 is all.
+        episodes: how many at most, whole questions, those of the table first; 0 is all.
         summary: of a run that has not written its own yet; ``unfinished`` is how far it is, such as "12 of 50 updates".
         newest: read only this many bytes at the end of each file of episodes.
     """
@@ -176,7 +176,7 @@ def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
 
 
 def _find_score(rows: Sequence[Mapping], lines: Sequence[Mapping]) -> str:
-    """The name of the task's measure, where nobody says it."""
+    """The name of the task's measure, if no one gives it."""
     in_rows = (name.removesuffix("_interval") for row in rows for name in row if name.endswith("_interval"))
     in_lines = (name[5:] for line in lines for name in line if name in ("eval/em", "eval/success", "eval/score"))
     return next(itertools.chain(in_rows, in_lines), "em")

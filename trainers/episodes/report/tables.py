@@ -55,7 +55,7 @@ def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None
 
 
 def _fit(columns: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Columns in blocks that are no wider than ``width``: in each the first column, and an interval behind what it is of."""
+    """Columns in blocks that are no wider than ``width``: in each the first column, and an interval after its value."""
 
     def measure(i: int) -> int:
         header = max(map(len, headers[i].split())) if headers[i] in _WRAPPED else len(headers[i])
@@ -84,7 +84,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
 
 
 def list_columns(rows: Sequence[Mapping]) -> list[str]:
-    """List the columns for which any row has a value: the name, measures of this task alone, `HEADINGS` and "kinds/<kind>"."""
+    """List the columns for which any row has a value: the name, measures of this task only, `HEADINGS` and "kinds/<kind>"."""
     common = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
     given = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
@@ -99,14 +99,14 @@ def is_kind(column: str) -> bool:
 
 
 def make_headings(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
-    """What stands above the columns; with several attempts at each question the score is their average."""
+    """Headings of the columns; with several rollouts of each question the score is their average."""
     samples = max((row.get("samples", 1) for row in rows), default=1)
     means = ("em", "success", "score") if samples > 1 else ()
     return [make_heading(key).replace("@k", f"@{samples}") + f" avg@{samples}" * (key in means) for key in columns]
 
 
 def make_heading(column: str) -> str:
-    """What stands above a column: of a kind of questions its name."""
+    """Heading of a column; for a kind of questions, its name."""
     if column not in HEADINGS and column.endswith(_INTERVAL):
         return "95 % interval"
     return HEADINGS.get(column) or column.removeprefix(_KINDS).capitalize()
