@@ -63,30 +63,31 @@ def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
 class ALFWorldEnv(ToolEnv):
     """Do a household task by giving commands in a world of words.
 
-    The agent reads where it is, its task, and the commands that can be given, such as ``go to fridge 1``. Other commands
-    never reach the game. The episode terminates when the task is done (reward 1) or can no longer be done.
+    The agent reads its place, its task and the possible commands; others never reach the game. The episode terminates
+    when the task is done or can no longer be done.
 
-    ALFWorld (Shridhar et al., arXiv 2010.03768) in its text form, or any game that TextWorld (arXiv 1806.11532) makes.
-    A game file holds expressions that TextWorld evaluates: run only files that you trust.
+    ALFWorld (arXiv 2010.03768) in its text form, or any game of TextWorld (arXiv 1806.11532). TextWorld evaluates
+    expressions in game files: run only files that you trust.
 
-    Needs ``pip install alfworld`` and, once, ``alfworld-download``; for ``.z8`` games only ``pip install textworld``.
+    Install it with ``pip install alfworld`` and run ``alfworld-download`` once. For ``.z8`` games, install ``textworld``
+    instead.
 
     Args:
-        split: ``"train"``; ``"validation"`` or ``"eval_in_distribution"`` (valid_seen: rooms known from training);
-            ``"eval_out_of_distribution"`` (valid_unseen: new rooms). For ``games``: ``"train"`` or ``"validation"``, by a
-            digest of the game, or ``"all"``.
+        split: ``"train"``, ``"eval_in_distribution"`` (valid_seen; also called ``"validation"``) or
+            ``"eval_out_of_distribution"`` (valid_unseen). For ``games``: ``"train"`` or ``"validation"``, by a digest of the
+            game, or ``"all"``.
         data: ALFWorld's data folder, with ``json_2.1.1`` in it; by default ``$ALFWORLD_DATA`` or ``~/.cache/alfworld``.
-        games: instead, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or ``.tw-pddl``.
+        games: instead, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or
+            ``.tw-pddl``.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` (its place in ``env.files``) and ``game``. Every step adds
-    the metrics ``won``, ``lost``, ``score`` (points over the maximum) and ``success``. ``reset(options={"instance": n})``
-    picks a game.
+    At reset ``info`` has ``source``, ``split``, ``instance`` and ``game``. Every step adds ``won``, ``lost``, ``score``
+    (points over the maximum) and ``success``. ``reset(options={"instance": n})`` picks a game of ``env.files``.
 
     Raises:
         ImportError: a package is missing.
-        FileNotFoundError: the games are.
+        FileNotFoundError: the games are missing.
     """
 
     REWARD = Reward(won=(1.0, Metric("won")))

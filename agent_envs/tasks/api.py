@@ -71,29 +71,29 @@ def oracle(env: "APIEnv", rng: random.Random) -> Script:
 class APIEnv(ToolEnv):
     """Serve a customer of a shop through its functions, and obey its policy.
 
-    The policy is part of the instructions. The customer's message holds one to three wishes of 18 kinds: cancel, change,
-    exchange, return, order anew, or something that the policy forbids, which must be handed to a colleague with the right
-    reason. What moves money must be confirmed in a second call. The agent ends the episode with an answer, whose words do
-    not count. Modelled on τ-bench (Yao et al., arXiv 2406.12045) and BFCL's stateful functions, without a simulated user.
+    A message holds one to three wishes of 18 kinds. A wish that the policy forbids must be handed to a colleague with the
+    right reason. Calls that move money take effect after ``confirm``. An answer ends the episode; its words do not count.
 
-    Success: at the answer, the shop's state is the one that the right calls lead to, and no call broke the policy: the
-    customer was found before any other call, no record of anybody else was written to, and no value that the request
-    leaves alone was changed, not even to be put back. A wrong value in the right place can be corrected.
+    Modelled on τ-bench (Yao et al., arXiv 2406.12045) and BFCL's stateful functions, without a simulated user.
 
-    Requests are generated, each with a shop of its own. A digest of the message decides on the split.
+    The episode is a success if its calls leave the shop in the right state and none broke the policy. The customer must
+    be found before any other call. No one else's record may be written to, and no value may change that the request
+    does not name. A wrong value in the right place can be corrected.
+
+    A digest of the request decides the split.
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        difficulty: ``"easy"`` (one wish, orders named by number), ``"normal"`` (one or two wishes; orders often described
-            by what is in them) or ``"hard"`` (two or three wishes).
+        difficulty: ``"easy"`` (one wish, orders named by number), ``"normal"`` (one or two wishes; orders often
+            described by their items) or ``"hard"`` (two or three wishes).
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` and ``kinds`` (of wishes). Every step has ``progress``, the
-    potential: the share of the values to change that are right; ``wrong_writes``: the number of records with a value that
-    nobody asked for, or written to against the policy; and ``broken_rules``, in words. The last one adds ``success``.
+    At reset ``info`` has ``source``, ``split``, ``instance`` and ``kinds`` (of wishes). Every step has ``progress``,
+    the share of the values to change that are right. ``wrong_writes`` counts records written to against the request or
+    the policy, and ``broken_rules`` names the rules. The last step adds ``success``.
 
-    ``reset(options={"instance": n})`` picks an instance by number.
+    ``reset(options={"instance": n})`` picks an instance.
     """
 
     # No price on repeats: a second confirm is as good as the first.

@@ -40,19 +40,19 @@ class BanditEnv(ToolEnv):
     One arm always pays 0.1. The other, the more daring of the two names, pays 1 with probability 0.25, else nothing.
 
     After RAGEN (arXiv 2504.20073). Unlike there, names come in families ordered from prudent to daring (Tortoise, Ox,
-    Wolf, Dragon), and any two of a family make a pair: a word is risky against one partner and safe against another.
+    Wolf, Dragon), and any two of a family make a pair. A word is risky against one partner and safe against another.
 
     Args:
-        split: ``"train"`` or ``"validation"``. The two have no word in common.
-        max_turns: attempts; more than 1 forgives malformed turns. The last one ends the game either way.
+        split: ``"train"`` or ``"validation"``. They share no word.
+        max_turns: more than 1 forgives malformed turns; the last turn ends the game in any case.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split`` and ``arms``. The step adds the metrics ``payoff``, ``expected`` (the mean
-    payoff of the arm) and ``success`` (1 for the risky arm), and ``arm``, empty where the answer is neither. The reward is
-    the payoff; with the preset ``"expected"``, the mean payoff.
+    At reset ``info`` has ``source``, ``split`` and ``arms``. The step adds the metrics ``payoff``, ``expected`` (the
+    mean payoff of the arm) and ``success`` (1 for the risky arm), and ``arm``, empty if the answer is neither. The
+    reward is the payoff; with the preset ``"expected"`` it is the mean payoff.
 
-    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Give attempts that are
-    compared with one another different noise seeds.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Give rollouts that
+    are compared with each other different noise seeds.
     """
 
     REWARD = Reward(payoff=(1.0, Metric("payoff")))

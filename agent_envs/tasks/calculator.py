@@ -79,12 +79,11 @@ def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
 class CalculatorEnv(ToolEnv):
     """Solve a word problem of several steps with the help of a calculator.
 
-    The agent calls ``calculate``, which is exact. The episode terminates with an answer, which must be the exact number
-    alone; $, commas between thousands and trailing zeros do not matter.
+    ``calculate`` is exact. The episode terminates with an answer, which must be the exact
+    number. $, commas between thousands and trailing zeros do not matter.
 
-    Problems are generated: 12 kinds of stories (shopping, journeys, tanks, wages, …) of 2 to 6 steps, with numbers that
-    are beside the point. A digest of the text decides on the split. With ``source="gsm8k"`` they are those of GSM8K
-    (Cobbe et al., arXiv 2110.14168).
+    Problems are generated from 12 stories (shopping, journeys, tanks, wages, …) of 2 to 6 steps, with distractors.
+    A digest of the text decides the split. ``source="gsm8k"`` takes those of GSM8K (Cobbe et al., arXiv 2110.14168).
 
     Args:
         source: ``"generated"`` or ``"gsm8k"``.
@@ -94,14 +93,14 @@ class CalculatorEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential:
-    the furthest step of the gold calculation whose value the agent has computed, as a share of the steps (for GSM8K, 1
-    once it has computed the answer). The last one adds ``success``, ``prediction`` and ``gold``.
+    At reset ``info`` has ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``: the share of
+    the gold steps up to the furthest one whose value the agent has computed (for GSM8K, 1 once it has computed the
+    answer). The last step adds ``success``, ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number, ``{"question": n}`` one of GSM8K's ``questions``.
+    ``reset(options={"instance": n})`` picks an instance, ``{"question": n}`` one of GSM8K's.
 
     Raises:
-        LookupError, FileNotFoundError: GSM8K is asked for and is nowhere to be had.
+        LookupError, FileNotFoundError: GSM8K is asked for and cannot be found.
     """
 
     REWARD = ANSWER_REWARD

@@ -47,21 +47,22 @@ def solution(env: "CountdownEnv", rng: random.Random) -> Script:
 class CountdownEnv(ToolEnv):
     """Write an expression that makes the target from the given numbers, each used exactly once.
 
-    The answer is an expression of whole numbers, + - * / and brackets, such as ``(2 + 5) * 3``, computed exactly. It earns
-    1 if its value is the target, 0.1 if it only uses the right numbers, and 0 if it is malformed, divides by zero, or
-    uses other numbers. After RAGEN and TinyZero. Unlike there, each puzzle is made with a solution, which may need
+    The answer is an expression of integers, + - * / and brackets, such as ``(2 + 5) * 3``, computed exactly. The reward
+    is 1 if its value is the target, 0.1 if it only uses the right numbers, and 0 if it is malformed, divides by zero,
+    or uses other numbers. After RAGEN and TinyZero. Unlike there, each puzzle is made with a solution, which may need
     products and quotients.
 
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the numbers, in ascending order, and the target.
         numbers: how many numbers there are, at least and at most, within 2 to 8.
-        largest: the numbers are 1 to this, 5 at least. Targets are 10 to 99. Sums and differences alone solve about seven
-            of eight puzzles with numbers up to 99, and one of three with numbers up to 12.
-        max_turns: attempts; more than 1 forgives malformed turns. The last one ends the game either way.
+        largest: the numbers are 1 to this, 5 at least. Targets are 10 to 99. Sums and differences solve about seven of
+            eight puzzles with numbers up to 99, and one of three with numbers up to 12.
+        max_turns: more than 1 forgives malformed turns; the last turn ends the game in any case.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``numbers`` and ``target``. The step adds the metrics ``correct``,
-    ``format`` (1 for the right numbers and the wrong value) and ``success``, and ``value`` of the expression or ``problem``.
+    At reset ``info`` has ``source``, ``split``, ``numbers`` and ``target``. The step adds the metrics ``correct``,
+    ``format`` (1 for the right numbers and the wrong value) and ``success``, and ``value`` of the expression or
+    ``problem``.
     """
 
     REWARD = Reward(correct=(1.0, Metric("correct")), format=(0.1, Metric("format")))

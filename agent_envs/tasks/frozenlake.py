@@ -41,25 +41,25 @@ def best(env: "FrozenLakeEnv", rng: random.Random) -> Script:
 class FrozenLakeEnv(ToolEnv):
     """Walk to the goal over a frozen lake with holes in it.
 
-    The agent sees the lake and how many actions are left. Each turn it makes one or more actions, Left, Down, Right or
-    Up. On slippery ice an action goes where it says with probability 1/3, and to either side of that with 1/3 each. The
-    episode terminates at the goal or in a hole, and is truncated when the actions or the turns are used up.
+    Each turn makes one or more actions. On slippery ice an action goes where it points with probability 1/3, and to
+    either side with 1/3 each. The episode terminates at the goal or in a hole, and is truncated when actions or turns
+    are used up.
 
-    Ice, holes and transitions are those of Gymnasium's ``FrozenLake-v1``. After RAGEN (arXiv 2504.20073): its symbols,
-    start and goal on any two cells, 10 actions, reward 1 at the goal and -0.1 for a malformed turn. Unlike there, the goal
-    can be reached within the budget, and a turn with too many or unknown actions does nothing.
+    Transitions are those of Gymnasium's ``FrozenLake-v1``; symbols, budget and rewards those of RAGEN (arXiv
+    2504.20073). Unlike there, the goal can be reached within the budget, and a turn with too many or unknown actions
+    does nothing.
 
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the map up to rotation and reflection.
         size: rows and columns; 3 to 8.
         frozen: how likely a cell is ice and not a hole; 0.5 to 0.95.
-        slippery: False for ice that always goes where the action says.
+        slippery: False for ice on which an action always goes where it points.
         max_actions: actions in the whole episode.
         actions_per_turn: actions in one turn.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``board`` (a digest of the map) and ``shortest`` (the fewest actions
+    At reset ``info`` has ``source``, ``split``, ``board`` (a digest of the map) and ``shortest`` (the fewest actions
     to the goal on ice that does not slip). Every step adds the metrics ``goal``, ``hole``, ``moves`` and ``success``.
 
     ``reset(seed=s, options={"noise_seed": i})`` gives the same lake for every i, and other slips.

@@ -72,28 +72,29 @@ def oracle(env: "MixedEnv", rng: random.Random) -> Script:
 class MixedEnv(ToolEnv):
     """Answer a question with a search engine, a database and a calculator, of which it takes one, two or all.
 
-    Articles (``search``) say who was born where and how many inhabitants a town has; two tables (``query``) have the
-    visitors of towns and the accounts of companies by year; ``calculate`` is exact. No fact is in both places: "By how many
-    thousands of dollars did the yearly revenue of the publisher of The Silent River rise from 2015 to 2018?" The episode
-    terminates with an answer, a number or a name.
+    Articles (``search``) tell birthplaces and the inhabitants of towns. Two tables (``query``) hold visitors of towns and
+    accounts of companies by year. ``calculate`` is exact. No fact is in both places.
+
+    An example that takes both: "By how many thousands of dollars did the yearly revenue of the publisher of The Silent
+    River rise from 2015 to 2018?"
 
     Questions are generated over a fictional MiniWiki world. The worlds of the two splits share no name.
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which tools the questions take, some of `agent_envs.generators.mixed.KINDS` (such as
-            ``"search+query"``); all by default, in equal shares.
+        kinds: which tools the questions take, some of `agent_envs.generators.mixed.KINDS` (such as ``"search+query"``);
+            all by default, in equal shares.
         entities: size of the world, in articles.
         world_seed: another seed gives another world of the same split.
         k: passages per search.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential:
-    the share of the articles, cells and values that the question takes which the tools have shown. The last step adds
-    ``success``, ``prediction`` and ``gold``.
+    At reset ``info`` has ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``: the share of
+    the articles, cells and values that the question takes which the tools have shown. The last step adds ``success``,
+    ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number.
+    ``reset(options={"instance": n})`` picks an instance.
     """
 
     REWARD = ANSWER_REWARD

@@ -47,17 +47,17 @@ def _of_current(name: str) -> Any:
 class MixtureEnv(ToolEnv):
     """Each episode is one of several tasks, drawn by weight.
 
-    Tools, format, budgets and reward are those of the task. ``info`` names it in ``task`` and gives its primary metric as
-    ``score`` at the end.
+    Tools, format, budgets and reward are those of the task. ``info["task"]`` names it, and its own measure is ``score``
+    at the end.
 
     Args:
-        tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``; for a
-            task with arguments of its own, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
+        tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``;
+            for a task with arguments of its own, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
         kwargs: arguments for all of the tasks, such as ``split`` or ``format``.
 
     ``reset(options={"task": id})`` picks the task; other options are passed on to it. If every task has a list of
-    questions, the mixture has all of them, each once whatever the weights, the tasks spread evenly: ``{"question": i}``
-    without a task is number ``i``.
+    questions, ``{"question": i}`` without a task is number ``i`` of the mixture: each question once whatever the
+    weights, the tasks spread evenly.
     """
 
     PRIMARY_METRIC = "score"

@@ -116,11 +116,12 @@ class PythonEnv(ToolEnv):
     """Answer a question by writing and running a program.
 
     The agent runs programs with ``python`` and reads what they print. Every call is a process of its own in
-    `agent_envs.sandbox`, and nothing is kept between calls. The episode terminates with an answer, a number, a word or a
-    date.
+    `agent_envs.sandbox`, and nothing is kept between calls. The episode terminates with an answer, a number, a word or
+    a date.
 
-    Fifteen kinds of puzzles are generated (numbers, dates, texts, a table, a graph, …). A digest of the question decides
-    on the split. Without isolation, `reset` raises `SandboxError`; ``sandbox="unsafe"`` does without (docs/sandbox.md).
+    Fifteen kinds of puzzles are generated (numbers, dates, texts, a table, a graph, …). A digest of the question
+    decides the split. Without isolation, `reset` raises `SandboxError`; ``sandbox="unsafe"`` does without
+    (docs/sandbox.md).
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -131,10 +132,10 @@ class PythonEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential: 1
-    once the last line of an output has been the gold answer. The last step adds ``success``, ``prediction`` and ``gold``.
+    At reset ``info`` has ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``: 1 once the last
+    line of an output has been the gold answer. The last step adds ``success``, ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number.
+    ``reset(options={"instance": n})`` picks an instance.
     """
 
     REWARD = ANSWER_REWARD

@@ -42,23 +42,24 @@ class QAEnv(ToolEnv):
     """Answer a question with the help of a search tool. The episode terminates with an answer.
 
     Args:
-        benchmark: a name of `agent_envs.tasks.qa_data.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
-            ``corpus`` or ``index``: see `agent_envs.data.own.load_own`.
+        benchmark: a name of `agent_envs.tasks.qa_data.BENCHMARKS`; "own" for your questions, see
+            `agent_envs.data.own.load_own`.
         split: ``"train"`` or ``"validation"``.
         k: passages per search.
         max_turns: turns before truncation.
-        max_chars: characters of each passage that a search shows; a longer one is cut at a sentence or word, and marked.
+        max_chars: characters of each passage that a search shows; a longer one is cut at a sentence or word, and
+            marked.
         passage_tokens: tokens of each passage that a search shows, counted by ``tokenizer``, besides ``max_chars``.
-        read: whether there is a second tool, ``read``, that opens an article in full by its title.
+        read: adds a second tool, ``read``, that opens an article in full by its title.
         judge: arguments of `agent_envs.judge.Judge`, for the reward term ``judge``. Off by default.
         instructions: the task in a sentence or two, in your words.
-        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki, what
-            world. The rest are the arguments of `ToolEnv`.
+        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki,
+            what world. The rest are the arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
-    ``support_recall`` (share of gold passages found so far; `evidence` and `shows` say what counts); the last one also ``em``,
-    ``f1``, ``substring_em`` and ``mentioned`` (a gold answer stands in the answer, or anywhere in the turn: to report, not
-    to reward), ``support_f1`` and ``joint_f1`` of the passages shown, ``prediction``, ``golds`` and ``kind``.
+    At reset ``info`` has ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
+    ``support_recall``, the share of gold passages found; `evidence` and `shows` define what counts. The last step adds
+    ``em``, ``f1``, ``support_f1`` and ``joint_f1`` of the passages shown, ``prediction``, ``golds`` and ``kind``.
+    ``substring_em`` and ``mentioned`` are for reports: a gold answer is in the answer, or anywhere in the turn.
 
     ``reset(options={"question": i})`` picks question number ``i``.
     """

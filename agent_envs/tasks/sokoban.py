@@ -37,13 +37,12 @@ def shortest(env: "SokobanEnv", rng: random.Random) -> Script:
 class SokobanEnv(ToolEnv):
     """Push every box onto a target, in a few moves.
 
-    The agent sees the board and how many actions are left. Each turn it makes one or more actions, Up, Down, Left or
-    Right. Walking into a box pushes it one cell, unless a wall or another box is behind it; boxes cannot be pulled. The
-    episode terminates when all boxes are on targets, and is truncated when the actions or the turns are used up.
+    The agent sees the board and how many actions are left. Walking into a box
+    pushes it one cell, unless a wall or another box is on the other side; boxes cannot be pulled. The episode
+    terminates when all boxes are on targets, and is truncated when actions or turns are used up.
 
-    After RAGEN (arXiv 2504.20073): its symbols, 10 actions, reward 1 for each box that comes onto a target, -1 for each
-    that leaves one, 10 for the solution, -0.1 for each action and -0.1 for a malformed turn. Unlike there, the shortest
-    solution is known and fits the budget, and a turn with too many or unknown actions does nothing.
+    Symbols, budget and rewards are those of RAGEN (arXiv 2504.20073). Unlike there, the shortest solution fits the
+    budget, and a turn with too many or unknown actions does nothing.
 
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the board up to rotation and reflection.
@@ -55,9 +54,9 @@ class SokobanEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``board`` (a digest) and ``shortest`` (the fewest actions that solve it).
-    Every step adds the metrics ``box`` (boxes that came onto targets minus those that left), ``solved``, ``moves`` and
-    ``success``.
+    At reset ``info`` has ``source``, ``split``, ``board`` (a digest) and ``shortest`` (the fewest actions that solve
+    it). Every step adds the metrics ``box`` (boxes that came onto targets minus those that left), ``solved``, ``moves``
+    and ``success``.
     """
 
     level: sokoban.Level

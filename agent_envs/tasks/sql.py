@@ -67,12 +67,12 @@ def oracle(env: "SQLEnv", rng: random.Random) -> Script:
 class SQLEnv(ToolEnv):
     """Answer a question about a database by asking it in SQL.
 
-    The agent may look at the tables with ``schema`` and runs SELECT statements (SQLite, read-only, without clock and
-    chance) with ``query``. The episode terminates with an answer: a number, a name, or a few names in any order. Averages
-    count if they are right to two decimals; other numbers must be exact.
+    The agent may look at the tables with ``schema`` and runs SELECT statements (SQLite, read-only, no clock, no
+    randomness) with ``query``. The episode terminates with an answer: a number, a name, or a few names in any order.
+    Averages count if they are right to two decimals; other numbers must be exact.
 
-    Four schemas (shop, library, league, airport), 2,000 databases of each, and 60 kinds of questions. The splits share
-    neither databases (even and odd numbers) nor questions (a digest decides).
+    There are four schemas (shop, library, league, airport), 2,000 databases of each, and 60 kinds of questions. The
+    splits share neither databases (even and odd numbers) nor questions (a digest decides).
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -81,11 +81,11 @@ class SQLEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance``, ``schema`` and ``kind`` (of answer). Every step has
-    ``progress``, the potential: half the share of the gold query's tables that have been read, and another half once a
-    column of a result has held exactly the gold values. The last step adds ``success``, ``prediction`` and ``golds``.
+    At reset ``info`` has ``source``, ``split``, ``instance``, ``schema`` and ``kind`` (of answer). Every step has
+    ``progress``: half the share of the gold query's tables that have been read, and another half once a column of a
+    result has held exactly the gold values. The last step adds ``success``, ``prediction`` and ``golds``.
 
-    ``reset(options={"instance": n})`` picks an instance by number.
+    ``reset(options={"instance": n})`` picks an instance.
     """
 
     REWARD = ANSWER_REWARD

@@ -79,29 +79,29 @@ def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
 class WebShopEnv(ToolEnv):
     """Buy in a web shop what the instruction asks for.
 
-    The agent reads a page of the shop with the instruction, whether it has a search bar, and what can be clicked. Each
-    turn it searches or clicks. The episode terminates with a click on ``buy now`` and earns WebShop's score of the
-    purchase in [0, 1]: how well the product, its attributes, options and price fit the instruction.
+    Each turn searches or clicks. A click on ``buy now`` terminates the episode. The reward is WebShop's score of the
+    purchase in [0, 1]: how well product, attributes, options and price fit the instruction.
 
-    WebShop (Yao et al., arXiv 2207.01206), as its ``WebAgentTextEnv(observation_mode="text")``. Unlike there, a search
-    needs a search bar, keywords cannot be internal shortcuts, and random prices are the same in every process.
+    WebShop (arXiv 2207.01206), as its ``WebAgentTextEnv(observation_mode="text")``. Unlike there, random prices are
+    the same in every process.
 
-    Needs https://github.com/princeton-nlp/WebShop, its ``setup.sh``, and its folder on ``PYTHONPATH``; the package
-    ``webshop`` on PyPI is another one. Tested against a stand-in for the documented interface, not against WebShop itself.
+    Run ``setup.sh`` of https://github.com/princeton-nlp/WebShop and put its folder on ``PYTHONPATH``; PyPI's
+    ``webshop`` is another package. Tested against a stand-in for the documented interface, not against WebShop itself.
 
     Args:
-        split: as in WebShop's baselines: goals from 1500 on are ``"train"``, 500 to 1499 ``"validation"``, 0 to 499 ``"test"``.
+        split: as in WebShop's baselines: goals from 1500 on are ``"train"``, 500 to 1499 ``"validation"``, 0 to 499
+            ``"test"``.
         num_products: 100, 1000, 100000, or None for all of them; there must be an index of that size.
         human_goals: instructions written by people, as in the paper; else made from the attributes.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split`` and ``instance`` (the goal's number). Every step adds the metrics
-    ``score``, ``bought`` and ``success`` (a score of 1). ``reset(options={"instance": n})`` picks a goal of the split.
+    At reset ``info`` has ``source``, ``split`` and ``instance``. Every step adds ``score``, ``bought`` and ``success``
+    (a score of 1). ``reset(options={"instance": n})`` picks a goal of the split.
 
     Raises:
         ImportError: WebShop is missing.
-        FileNotFoundError: at the first reset, which loads it: its products are.
+        FileNotFoundError: at the first reset, which loads it: its products are missing.
         ValueError: at the first reset: there are too few products for the split to have goals.
     """
 

@@ -58,7 +58,7 @@ def run_baselines(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| environment | agent | score | 95 % interval | return | turns | calls |", "|---|---" + "|---:" * 5 + "|"]
+    lines = ["| environment | agent | score | 95% CI | return | turns | calls |", "|---|---" + "|---:" * 5 + "|"]
     for row in rows:
         low, high = row["interval"]
         name = row["id"].removeprefix("AgentR1/")

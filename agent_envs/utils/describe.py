@@ -1,76 +1,105 @@
-"""A page about a task: observations, tools, rewards, an example episode, arguments, and the scores of baselines."""
+"""A page about a task: an episode as the model reads and writes it, rewards and arguments."""
 
+import importlib
 import inspect
 import json
+import re
 import textwrap
 from typing import Any
 
+import gymnasium
+
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.tool_env import ToolEnv
-from agent_envs.utils import baselines
 from agent_envs.utils.scripts import find_script, roll_out
 
+_LONG = 1500  # characters of an observation that a transcript shows
 
-def page(
-    id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: int = 0, rows: list[dict] | None = None
-) -> str:
-    """Markdown about a registered environment; ``rows`` are those of `agent_envs.utils.baselines.run_baselines`.
-    ``script``: by default the task's oracle, or else its last one. Raises ValueError: it has none of that name."""
+
+def page(id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: int = 0, about: str = "") -> str:
+    """Markdown about a registered environment.
+
+    Args:
+        script: whose episode is shown; by default the oracle's, else that of the last script.
+        about: a description instead of the docstring's.
+
+    Raises:
+        ValueError: the task has no script of that name.
+    """
     env = make_tool_env(id, **(kwargs or {}))
     script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(env.SCRIPTS), ""))
-    about = (inspect.getdoc(type(env)) or "").replace("``", "`")
-    task, _, arguments = about.partition("\n\nArgs:\n")
-    arguments, _, rest = arguments.partition("\n\n")
+    episode = transcript(env, script, seed)
+    weights = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
+    mixture = f"Tasks, by weight: {weights}. The episode below is of the one that seed {seed} draws." if weights else ""
+    agent = f"The {script} agent, seed {seed}" if script else f"The first observation, seed {seed}"
+    budget = f"{agent}; at most {env.max_turns} turns, {env.max_calls} calls a turn."
+    return assemble(id, type(env), kwargs, about, [mixture], f"{budget}\n\n{fence(episode)}", str(env.reward))
+
+
+def page_of_class(id: str, episode: str = "") -> str:
+    """The page of a task that cannot be made here, because a package is missing; ``episode`` is one recorded elsewhere."""
+    module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
+    task = getattr(importlib.import_module(module), name)
+    return assemble(id, task, None, "", [], episode, str(task.REWARD))
+
+
+def assemble(
+    id: str,
+    task: type[ToolEnv],
+    kwargs: dict[str, Any] | None,
+    about: str,
+    notes: list[str],
+    episode: str,
+    reward: str,
+) -> str:
+    """Put the sections of a page together; the description and the arguments are those of the class's docstring."""
+    described, _, arguments = (inspect.getdoc(task) or "").replace("``", "`").partition("\n\nArgs:\n")
+    arguments, _, rest = re.sub(r"\n\nRaises:.*", "", arguments, flags=re.DOTALL).partition("\n\n")
+    arguments = re.sub(r"\n    (max_turns: turns before truncation|common: .*)\.", "", arguments)  # those of every task
     listed = textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
-    observation, info = env.reset(seed=seed)
-    episode = roll_out(env, find_script(env, script), seed) if script else []
-    tasks = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
+    presets = [f'\nrewards="{name}"\n{preset}' for name, preset in task.PRESETS.items()]
+    given = "".join(f", {name}={value!r}" for name, value in (kwargs or {}).items())
     parts = [
         f"# {id}",
-        task,
-        f'```python\nenv = gymnasium.make("{id}"{"".join(f", {k}={v!r}" for k, v in (kwargs or {}).items())})\n```',
-        f"Here, by weight: {tasks}. What follows is about the one that the seed draws." if tasks else "",
-        "## What the agent sees",
-        f"Instances: {info.get('source', 'made from the seed')}. The system prompt:",
-        _fence(info["instructions"]),
-        "and the first observation:",
-        _fence(observation),
-        "## What it may do",
-        _describe_tools(env),
-        "## What it earns",
-        'The reward of a turn is the sum of these terms, and `info["reward_terms"]` names each of them:',
-        _fence(str(env.reward)),
-        *[f'Preset `rewards="{name}"`:\n\n{_fence(str(preset))}' for name, preset in env.PRESETS.items()],
-        f'The score that is reported is `info["{env.PRIMARY_METRIC}"]` of the last turn.',
-        f"## An episode\n\nThe {script} agent, seed {seed}." if episode else "",
-        *[_describe_turn(number, turn) for number, turn in enumerate(episode, 1)],
+        about or described,
+        f'```python\nenv = gymnasium.make("{id}"{given})\n```',
+        *notes,
+        f"## An episode\n\n{episode}" if episode else "",
+        f"## Rewards\n\nScore: `{task.PRIMARY_METRIC}` of the last turn.",
+        fence("\n".join([reward, *presets])),
         f"## Arguments\n\n- {listed}" if arguments else "",
         rest.strip(),
     ]
-    if rows:
-        parts += ["## Baselines", baselines.table(rows)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _fence(text: str) -> str:
-    fence = "```" if "```" not in text else "~~~~"
-    return f"{fence}text\n{text}\n{fence}"
+def transcript(env: ToolEnv, script: str, seed: int) -> str:
+    """What the model reads and writes in an episode of a script, and what each turn is rewarded with.
+
+    JSON schemas of arguments are left out, and long observations are cut.
+    """
+    observation, info = env.reset(seed=seed)
+    prompt = re.sub(r" Arguments, as JSON schema: .*", "", info["instructions"])
+    tools = [_describe_tool(tool) for tool in env.active_env.tools.values() if tool.description not in prompt]
+    blocks = [("system", "\n".join([prompt, *tools])), ("observation", observation)]
+    for turn in roll_out(env, find_script(env, script), seed) if script else []:
+        terms = ", ".join(f"{name} {value:+.3g}" for name, value in turn["reward_terms"].items() if value)
+        reward = f"reward {turn['reward']:.3g}{f' ({terms})' if terms else ''}"
+        after = "terminated" if turn["terminated"] else "truncated" if turn["truncated"] else "observation"
+        back = turn["next_observation"]
+        back = back if len(back) < _LONG else back[:_LONG] + " …"
+        blocks += [("agent", turn["action"]), (f"{after}, {reward}", back)]
+    return "\n".join(f"--- {head}\n{text}".rstrip() for head, text in blocks)
 
 
-def _describe_tools(env: ToolEnv) -> str:
-    env = env.active_env  # of a mixture, the task that the seed draws
-    lines = []
-    for tool in env.tools.values():
-        of = tool.parameters.get("properties", {})
-        types = json.dumps({k: v.get("enum") or v.get("type", "any") for k, v in of.items()}, ensure_ascii=False)
-        lines.append(f"- `{tool.name}`: {tool.description} Arguments: `{types}`.")
-    lines.append(f"- {'Give a final answer, which ends the episode.' if env.answers else 'There is no final answer.'}")
-    return "\n".join(lines) + f"\n\nBudget: {env.max_turns} turns, {env.max_calls} calls a turn."
+def fence(text: str) -> str:
+    """A block of code."""
+    ticks = "```" if "```" not in text else "~~~~"
+    return f"{ticks}text\n{text}\n{ticks}"
 
 
-def _describe_turn(number: int, turn: dict[str, Any]) -> str:
-    terms = ", ".join(f"{name} {value:+.3g}" for name, value in turn["reward_terms"].items() if value)
-    back = turn["next_observation"]
-    back = back if len(back) < 1500 else back[:1500] + " …"
-    shown = _fence(turn["action"]) + (f"\n\n{_fence(back)}" if back else "")
-    return f"**Turn {number}**, reward {turn['reward']:.3g}{f' ({terms})' if terms else ''}\n\n{shown}"
+def _describe_tool(tool: Any) -> str:
+    """A line about a tool that the system prompt does not describe, since it reaches the model as a JSON schema."""
+    of = tool.parameters.get("properties", {})
+    types = json.dumps({k: v.get("enum") or v.get("type", "any") for k, v in of.items()}, ensure_ascii=False)
+    return f"[tool] {tool.name} {types}: {tool.description}"

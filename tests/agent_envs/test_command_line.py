@@ -52,17 +52,19 @@ def test_describe_shows_the_task_an_episode_and_the_arguments(run):
     for name in ("MiniWiki", "AgentR1/MiniWiki-v0", "MiniWiki-v0"):
         text = run("describe", name, "--env-kwargs", WORLD, "--script", "scripted", "--seed", "3")
         assert text.startswith("# AgentR1/MiniWiki-v0\n")
-    for heading in ("What the agent sees", "What it may do", "What it earns", "An episode", "Arguments"):
+    for heading in ("An episode", "Rewards", "Arguments"):
         assert text.count(f"## {heading}\n") == 1
-    assert "The scripted agent, seed 3." in text and "**Turn 1**" in text and "- benchmark: " in text
-    assert 'Preset `rewards="search_r1"`' in text and "entities=150" in text and text.count("```") % 2 == 0
+    assert "The scripted agent, seed 3; at most 5 turns" in text and "- benchmark: " in text
+    assert text.index("--- system\n") < text.index("--- observation\n") < text.index("--- agent\n<search>")
+    assert "\n--- terminated, reward " in text and text.count("```") % 2 == 0
+    assert 'rewards="search_r1"' in text and "entities=150" in text
 
 
 def test_a_task_without_scripts_or_arguments_can_be_described():
     with registered(Digit) as id:
         text = page(id)
     assert "Name the digit: nothing is wrong here." in text and "Which digit?" in text
-    assert "## An episode" not in text and "## Arguments" not in text
+    assert "--- agent" not in text and "## Arguments" not in text
 
 
 def test_check_passes_a_sound_environment_and_names_the_fault_of_another(run):
@@ -82,7 +84,7 @@ def test_play_shows_how_turns_look_and_what_they_earn(run):
 
 def test_a_task_s_own_scripts_are_described_and_shown(run):
     with registered(Halves) as id:
-        assert "The halving agent, seed 1." in run("describe", id, "--seed", "1")
+        assert "The halving agent, seed 1; " in run("describe", id, "--seed", "1")
         assert "> <answer>5</answer>" in run("play", id, "--script", "halving", "--seed", "1")
         assert "script must be one of ['halving'], got 'oracle'" in refusal(run, "play", id, "--script", "oracle")
 

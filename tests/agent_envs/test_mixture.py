@@ -109,7 +109,7 @@ def test_what_is_said_of_a_mixture_is_so_of_its_task():
     for name in ("answers", "instructions", "max_calls", "max_total_calls", "max_tokens", "system_prompt"):
         assert getattr(env, name) == getattr(task, name)
     described = page("AgentR1/Mixture-v0", {"tasks": {"AgentR1/Sokoban-v0": 1}})
-    assert "There is no final answer." in described and "1 calls a turn" in described
+    assert "<answer>text</answer>" not in described and "1 calls a turn" in described
 
 
 def test_a_mixture_rewrites_the_context_where_a_task_does():
