@@ -66,8 +66,7 @@ def test_its_tables_are_made_of_the_scores_of_each_question(title, card):
     em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}
     f1 = {column: scores["f1"] for column, scores in own["columns"].items()}
     cells = [f"{mean(em[column]):.3f} ({mean(f1[column]):.3f})" for column in ("HotpotQA", "MuSiQue")]
-    row = " | ".join(cells).replace("0.", ".")
-    assert row in (card / "README.md").read_text()
+    assert " | ".join(cells) in (card / "README.md").read_text()
 
 
 @pytest.mark.slow
