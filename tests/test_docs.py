@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.envs import gallery
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -111,6 +113,11 @@ def test_links_out_of_docs_lead_to_pages_that_show_the_file():
     assert list(hooks.outside("plug.md", text)) == ["trainers/grpo.py"]
     assert hooks.show("trainers/grpo.py").startswith("# trainers/grpo.py\n\n````py\n")
     assert "(plug/host.py)" in hooks.show("examples/plug")
+
+
+@pytest.mark.parametrize("task", ["Sokoban", "FrozenLake", "SQL", "API"])
+def test_the_pictures_of_the_gallery_are_of_the_present_tasks(task):
+    assert gallery.draw(task) == (gallery.PICTURES / f"{task}.svg").read_text(encoding="utf-8")
 
 
 def test_a_notebook_is_shown_with_what_it_printed_and_drew():

@@ -115,14 +115,18 @@ def draw_piece(symbol: str, x: float, y: float, size: float, colours: dict[str, 
     return pieces
 
 
+def draw(task: str) -> str:
+    """The picture of one task, always the same."""
+    env = make(f"AgentR1/{task}-v0", **(TOWN if task == "QA" else {}))
+    turns = roll_out(env, env.SCRIPTS["oracle"], (SEEDS | BOARDS)[task])
+    return (draw_boards if task in BOARDS else draw_transcript)(task, turns)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     PICTURES.mkdir(exist_ok=True)
-    for task, seed in (SEEDS | BOARDS).items():
-        env = make(f"AgentR1/{task}-v0", **(TOWN if task == "QA" else {}))
-        turns = roll_out(env, env.SCRIPTS["oracle"], seed)
-        drawn = (draw_boards if task in BOARDS else draw_transcript)(task, turns)
-        (PICTURES / f"{task}.svg").write_text(drawn, encoding="utf-8")
+    for task in SEEDS | BOARDS:
+        (PICTURES / f"{task}.svg").write_text(draw(task), encoding="utf-8")
 
 
 if __name__ == "__main__":
