@@ -1,6 +1,7 @@
 """Many environments in one process, whose tool calls are run as one batch."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class ToolVectorEnv(VectorEnv):
 
     Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
-    - DISABLED, the default: it ignores its action, has reward 0 and stays terminated or truncated until
+    - DISABLED, the default: it ignores its action, with a warning, has reward 0 and stays terminated or truncated until
       ``reset(options={"reset_mask": mask})``. One that was never reset behaves the same.
     - NEXT_STEP: its next step ignores the action and resets it.
     - SAME_STEP: it is reset at once; ``info["final_obs"]`` and ``info["final_info"]`` hold what came last.
@@ -94,6 +95,12 @@ class ToolVectorEnv(VectorEnv):
             raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
         ready = np.array([action is not None for action in actions])
         finished = (self._terminated | self._truncated) & ready
+        if self.autoreset_mode is AutoresetMode.DISABLED and finished.any():
+            warnings.warn(
+                f"environment {_places(finished)[0]} has ended, so its action is ignored: this vector resets nothing by itself. "
+                "Give None for its action, reset(options={'reset_mask': mask}), or make it with autoreset_mode='NEXT_STEP'",
+                stacklevel=2,
+            )
         pending = {i: action for i, action in enumerate(actions) if action is not None}
         acting = _places(self._begun & ready & ~finished)
         turns = {i: self.envs[i].parse(pending[i], i in cut) for i in acting}

@@ -31,6 +31,8 @@ def jsonl_rows(path: Path) -> Rows:
             if line.strip():
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{path}:{number}: {explain_encoding(error)}") from None
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from None
                 yield number, row
@@ -41,19 +43,28 @@ def table_rows(path: Path, delimiter: str) -> Rows:
     csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the process; 131,072 characters by default
     with _open_decompressed(path) as file:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        reader, ended = csv.reader(lines, delimiter=delimiter, strict=True), 0  # the last line of the row before
         try:
             header = [name.strip().lower() for name in next(reader, [])]
+            other = next((sign for sign in ";\t,|" if len(header) == 1 and sign in header[0]), None)
+            if other:
+                raise csv.Error(f"the columns are separated by {other!r}: separate them by {delimiter!r}")
             if twice := sorted({name for name in header if name and header.count(name) > 1}):
                 raise csv.Error(f"two columns are called {twice[0]!r}")
-            for row in filter(None, reader):
-                if len(row) != len(header):
+            ended = reader.line_num
+            for row in reader:
+                if row and len(row) != len(header):
                     raise csv.Error(f"{len(row)} columns under a header of {len(header)}")
-                yield reader.line_num, dict(zip(header, row, strict=True))
+                ended = reader.line_num
+                if row:
+                    yield reader.line_num, dict(zip(header, row, strict=True))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{reader.line_num + 1}: {error}") from None
+            raise ValueError(f"{path}:{reader.line_num + 1}: {explain_encoding(error)}") from None
         except csv.Error as error:
-            raise ValueError(f"{path}:{reader.line_num}: {error}") from None
+            if str(error) == "unexpected end of data":
+                raise ValueError(f'{path}:{ended + 1}: a quote (") opens in this row and never closes') from None
+            quoted = f"; a quote that opens in line {ended + 1} reaches to here" * (reader.line_num > ended + 1)
+            raise ValueError(f"{path}:{reader.line_num}: {error}{quoted}") from None
 
 
 def iter_records(path: str | Path) -> Iterator[dict]:
@@ -85,8 +96,21 @@ def iter_records(path: str | Path) -> Iterator[dict]:
                     yield record
             if inside:
                 raise ValueError("the file is cut off: its array is not closed")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: after {count} records: {explain_encoding(error)}") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: after {count} records: {error}") from None
+
+
+def explain_encoding(error: UnicodeDecodeError) -> str:
+    """Say what a text that is not UTF-8 may be, and how to convert it."""
+    if error.start == 0 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "this is UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8 FILE > NEW)"
+    before = error.object[max(error.start - 10, 0) : error.start].decode("utf-8", "replace")
+    return (
+        f"not UTF-8 at byte 0x{error.object[error.start]:02x} after {before!r}, probably Latin-1 or Windows-1252: "
+        "convert it (iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW)"
+    )
 
 
 def decode_next(file: TextIO, buffer: str, at: int) -> tuple[object, str, int]:

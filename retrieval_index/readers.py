@@ -22,6 +22,7 @@ from typing import NoReturn
 from retrieval_index import formats
 from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
 from retrieval_index.hub import PROBE_SECONDS
+from retrieval_index.markdown import read_markdown
 from retrieval_index.publish import is_index, outside_indexes
 
 
@@ -259,12 +260,9 @@ def _text_passages(path: Path, name: str) -> Iterator[Passage]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not text in UTF-8: {error}") from None
-    prose = re.sub(
-        r"^(```|~~~).*?(^\1|\Z)", "", text, flags=re.MULTILINE | re.DOTALL
-    )  # a comment in code is no heading
-    heading = re.search(r"^# +(.*\S)", prose, re.MULTILINE) if path.suffix.lower() == ".md" else None
-    title, piece, number = heading[1] if heading else Path(name).stem, "", 1
+        raise ValueError(f"{path}: {formats.explain_encoding(error)}") from None
+    heading, text = read_markdown(text) if path.suffix.lower() == ".md" else ("", text)
+    title, piece, number = heading or Path(name).stem, "", 1
     for part in _parts_of(text):
         if piece and len(piece) + len(part) >= _ROOM:
             yield passage_from_row({"id": f"{name}#{number}", "title": title, "text": piece})

@@ -9,7 +9,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainers.runtime.errors import UserError
 
@@ -258,7 +259,9 @@ def convert(kind: Any, value: Any) -> Any:
         return json.dumps({name: _to_json(argument) for name, argument in value.items()})
     if get_origin(kind) is tuple:
         one = get_args(kind)[0]
-        return tuple(convert(one, item) for item in ([value] if isinstance(value, str | Path) else value))
+        return tuple(convert(one, item) for item in (value if isinstance(value, list | tuple) else [value]))
+    if hasattr(value, "item"):  # a number of NumPy
+        value = value.item()
     if isinstance(value, str) and (kind is Path or Path in get_args(kind)):
         return Path(value)
     return str(value) if isinstance(value, Path | int) and kind in (str, str | None) else value
@@ -274,6 +277,36 @@ def _to_json(value: Any) -> Any:
 
         return keep_dataset(value)
     return value
+
+
+def check_kind(name: str, kind: Any, value: Any) -> None:
+    """Raise a UserError if a value is none of a type's, as the annotations of arguments have them. An int is a float too."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if get_origin(kind) is tuple and isinstance(value, tuple):
+        for item in value:
+            check_kind(name, get_args(kind)[0], item)
+    elif not any(_is_a(value, one) for one in kinds):
+        names = " or ".join(_KINDS.get(one, getattr(one, "__name__", str(one))) for one in kinds)
+        raise UserError(f"{name} must be {names}, got {value!r}")
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
+    Path: "a path",
+    NoneType: "None",
+}
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:  # `Checks.check_choices` says which there are
+        return isinstance(value, str)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
 
 
 def find_config(name: str) -> Path:
@@ -315,6 +348,7 @@ class Checks:
         """Convert what Python callers write; write an environment of this suite by its whole id. Raises UserError."""
         for argument in fields(self):
             name, value = argument.name, convert(argument.type, getattr(self, argument.name))
+            check_kind(name, argument.type, value)
             setattr(self, name, value)
             if isinstance(value, float) and math.isinf(value):  # JSON has no such number
                 raise UserError(f"{name} must be finite, got {value}: for no limit, give 1e9")

@@ -4,6 +4,7 @@ import contextlib
 import html
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -96,6 +97,11 @@ class SearchTool:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        corpus = getattr(self.searcher, "corpus", None)  # a server keeps its own
+        if corpus is not None and self.k > len(corpus):
+            warnings.warn(
+                f"k is {self.k}, and the corpus has {len(corpus)} passages: a search shows no more", stacklevel=2
+            )
         if self.max_tokens is not None and (self.tokenizer is None or self.max_tokens < 2):
             raise ValueError(f"max_tokens needs a tokenizer, and must be at least 2, got {self.max_tokens}")
 

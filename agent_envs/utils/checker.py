@@ -231,7 +231,7 @@ def _check_vector(env: ToolEnv, steps: int, seed: int) -> None:
         done = [False] * 3
         for _ in range(4):
             actions = [env.action_space.sample() for _ in serial]
-            stepped = vector.step(actions)
+            stepped = vector.step([None if over else action for action, over in zip(actions, done, strict=True)])
             for i, one in enumerate(serial):
                 if done[i]:
                     continue

@@ -178,3 +178,11 @@ def test_a_refused_reset_rests_that_environment_and_leaves_the_others_playing(ve
     _, rewards, terminated, _, infos = vector.step(["<answer>x</answer>"] * 6)
     assert infos["_valid"].tolist() == [True, True, False, True, True, True]
     assert not terminated[2] and rewards[2] == 0.0
+
+
+def test_actions_of_environments_that_have_ended_are_warned_of(vector):
+    vector.reset(seed=0)
+    vector.step(["<answer>x</answer>"] * 6)
+    vector.step([None] * 6)
+    with pytest.warns(UserWarning, match=r"environment 2 has ended, .* autoreset_mode='NEXT_STEP'"):
+        vector.step([None, None, "<answer>x</answer>", None, None, None])

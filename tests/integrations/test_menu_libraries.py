@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_envs.integrations.menu import Menu
+
 pytestmark = pytest.mark.plug
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plug"
 MARGIN = 0.1  # of success: two standard errors of a difference, over 200 episodes each
@@ -57,3 +59,13 @@ def test_maskable_ppo_takes_the_masks(example):
 
     learned, random = (held_out.success(one, id, **kwargs) for one in (watched, held_out.random_agent(masks=True)))
     assert all(chosen) and learned > random + MARGIN
+
+
+def test_the_vectors_of_sb3_do_without_a_picture():
+    env_util = pytest.importorskip(
+        "stable_baselines3.common.env_util", reason="needs stable_baselines3", exc_type=ImportError
+    )
+    envs = env_util.make_vec_env(
+        GAMES["FrozenLake"][0], n_envs=2, wrapper_class=Menu
+    )  # asks for render_mode="rgb_array"
+    assert envs.reset().shape == (2, *envs.observation_space.shape) and envs.render_mode is None

@@ -167,17 +167,17 @@ FLASH = b'{"id": 1, "contents": "t\\nx"}\n'
         ("p.jsonl", GOOD + FLASH, ":2: the row has no 'text'"),
         ("p.jsonl", GOOD + b'{"id": true, "title": "t", "text": "x"}', ":2: 'id' must be"),
         ("p.jsonl", GOOD + b'{"id": 1, "title": "t", "text": "\\ud800"}', ":2: .*surrogates"),
-        ("p.jsonl", GOOD + b'{"id": 1, "title": "t", "text": "\xff"}', ":2: .*utf-8"),
+        ("p.jsonl", GOOD + b'{"id": 1, "title": "t", "text": "\xff"}', ":2: .*UTF-8"),
         ("p.jsonl", FLASH + b'{"id": 1, "contents": ["x"]}', ":2: 'contents' must be a string, got list"),
         ("p.jsonl", b'{"_id": 1, "body": "x"}', ":1: the fields are '_id', 'body'; needed are id, title, text; or id"),
         ("p.jsonl", b"{}", ":1: the fields are none"),
         ("p.json", b"[" + GOOD + b', {"id": 1}]', ": record 2: the row has no 'text'"),
         ("p.json", b"[" + GOOD + b", 7]", ": after 1 records: record 2 is not an object: '7]'"),
         ("p.json", b"[" + GOOD + b"] " + GOOD, ": after 1 records: record 2"),
-        ("p.json", b'[{"a": "\xff"}]', ": .*utf-8"),
+        ("p.json", b'[{"a": "\xff"}]', ": .*UTF-8"),
         ("p.tsv", b"id\ttext\ttitle\n1\tx\tt\n2\tx\n", ":3: 2 columns under a header of 3"),
         ("p.tsv", b'id\ttext\ttitle\n1\t"x"y\tt\n', ":2: .* expected after"),
-        ("p.tsv", b"id\ttext\ttitle\n1\t\xff\tt\n", ":2: .*utf-8"),
+        ("p.tsv", b"id\ttext\ttitle\n1\t\xff\tt\n", ":2: .*UTF-8"),
         ("p.tsv", b"1\tx\tt\n2\tx\tt\n", ":2: the fields are '1', 'x', 't'"),
     ],
 )
@@ -392,3 +392,67 @@ def test_names_of_columns_are_read_in_any_case_and_once_and_a_comment_in_code_is
     for name, text, title in (("a", code + "\n# Real title\n\nText.\n", "Real title"), ("b", code, "b")):
         (tmp_path / f"{name}.md").write_text(text)
         assert {p.title for p in read_passages(tmp_path / f"{name}.md")} == {title}
+
+
+MARKED = """---
+layout: page
+---
+# Rome
+
+Rome is **in** [Italy](http://x.y/a_(b) "t") and `code*a*b`, *well*, 2 * 3 * 4, a_snake_case, \\*.
+
+## History ##
+- [x] founded by _Romulus_[^1]
+> a quote, <b>bold</b> <https://a.b/c>
+
+| a | b |
+|---|:-:|
+| 1 | 2 |
+```python
+# a comment
+x = a * b * c
+```
+![picture](p.png) [reference][1]
+
+[1]: http://z
+"""
+
+
+def test_markdown_loses_its_markup_and_does_not_repeat_its_heading(tmp_path):
+    (tmp_path / "rome.md").write_text(MARKED)
+    (passage,) = read_passages(tmp_path / "rome.md")
+    assert passage.title == "Rome" and passage.text.splitlines() == [
+        "Rome is in Italy and code*a*b, well, 2 * 3 * 4, a_snake_case, *.",
+        "History",
+        "founded by Romulus",
+        "a quote, bold https://a.b/c",
+        "a, b",
+        "1, 2",
+        "# a comment",
+        "x = a * b * c",
+        "picture reference",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            "title,text\nM,x\nN,München\n".encode("latin-1"),
+            r"a\.csv:3: not UTF-8 at byte 0xfc after 'N,M', prob",
+        ),
+        ("a.jsonl", '{"text": "München"}'.encode("latin-1"), r"a\.jsonl:1: not UTF-8 at byte 0xfc .* Latin-1"),
+        ("a.json", '[{"text": "München"}]'.encode("latin-1"), r"a\.json: after 0 records: not UTF-8 .* Latin-1"),
+        ("a.txt", "München".encode("latin-1"), r"a\.txt: not UTF-8 .*iconv -f WINDOWS-1252"),
+        ("a.csv", "title,text\nM,x\n".encode("utf-16"), r"a\.csv:1: this is UTF-16"),
+        ("a.csv", b"title;text\nM;x\n", r"a\.csv:1: the columns are separated by ';': separate them by ','"),
+        ("a.tsv", b"title,text\nM,x\n", r"a\.tsv:1: the columns are separated by ','"),
+        ("a.csv", b'title,text\nM,x\nN,"y\nO,z\n', r'a\.csv:3: a quote \("\) opens in this row and never closes'),
+        ("a.csv", b'title,text\nM,"x\nN,y\nO,"z"\n', r"a\.csv:4: .*; a quote that opens in line 2 reaches to here"),
+    ],
+)
+def test_an_encoding_a_separator_and_an_open_quote_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(read_passages(tmp_path / name))

@@ -94,6 +94,8 @@ BEFORE_TORCH = [
 AFTER_TORCH = [
     ("starpo starpo-s --env Nope", "there is no environment 'Nope'"),
     ("grpo --model cut --env-kwargs SMALL --out new", "cannot load a model from 'cut': "),
+    ("grpo --model model --env-kwargs SMALL --out new --max-new-tokens 99999", "max_new_tokens is 99999, and the model reads"),
+    ("evaluate --checkpoint model --env-kwargs SMALL --max-new-tokens 99999", "max_new_tokens is 99999, and the model reads"),
     ("grpo --resume DAMAGED", "no checkpoint in DAMAGED is whole: "),
     ("evaluate --checkpoint DAMAGED/checkpoint-1 --env-kwargs SMALL", "is not what was saved: its checksum differs"),
     ("export --checkpoint DAMAGED/checkpoint-1 --out new", "is not what was saved: its checksum differs"),

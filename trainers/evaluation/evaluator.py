@@ -151,6 +151,7 @@ def load_agent(
         folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template,
         thinking=thinking or saved.get("thinking", "auto"),
     )  # fmt: skip
+    policy.check_turn_length(max_new_tokens or 0)
     longest = max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))
     if (budget := policy.thought_tokens or 0) >= longest:
         raise UserError(

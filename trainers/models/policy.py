@@ -68,6 +68,14 @@ class Policy(ChatTokens):
         """Tokens of the longest conversation that the model reads: `max_positions`."""
         return max_positions(self.model.config.get_text_config())
 
+    def check_turn_length(self, max_new_tokens: int) -> None:
+        """Raise a UserError if a turn of so many tokens leaves no room for a prompt in what the model reads."""
+        if max_new_tokens >= self.max_length:
+            raise UserError(
+                f"max_new_tokens is {max_new_tokens}, and the model reads {self.max_length:.0f} tokens, prompt and turn "
+                "together: give less"
+            )
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""

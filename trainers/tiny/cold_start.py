@@ -63,6 +63,7 @@ def start_policy(args: Any, envs: ToolVectorEnv, run: Path | None = None) -> tup
         policy, seconds = kept or _make_start(args, envs)
         if run and not kept and args.model == "tiny" and not distributed.rank():
             save(run / START, policy, seconds)
+    policy.check_turn_length(args.max_new_tokens)
     distributed.broadcast_weights(policy.model)
     distributed.reseed(args.seed)
     return policy, seconds
