@@ -113,7 +113,7 @@ class ChatTokens(ControlTokens):
         ) or THINK
 
     def render(self, messages: list[Message], tools: Schemas | None = None, add_generation_prompt: bool = False) -> str:
-        """What the chat template writes of messages (`to_template`), with the functions that may be called."""
+        """Render messages by the chat template (`to_template`), with the functions that may be called."""
         # Some templates take an empty list for functions.
         return self._render_any(messages, self.escape_all(tools) or None, add_generation_prompt)
 

@@ -65,7 +65,7 @@ class Window:
 
 
 class Summary(Window):
-    """As `Window`, with one line after the task for each turn left out."""
+    """`Window` with one line after the task for each turn left out."""
 
     def __call__(self, messages: Messages) -> Messages:
         kept = super().__call__(messages)

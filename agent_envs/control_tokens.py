@@ -1,4 +1,4 @@
-"""Which tokens of a tokenizer are control tokens, and text that never spells one.
+"""Control tokens of a tokenizer, and text that never spells one.
 
 Text has a provenance. A chat template writes control tokens and a format its tags, data write neither: where data spell one
 out, a word joiner breaks it (`ControlTokens.escape`), and it is encoded as the text that it is, without the joiner

@@ -1,4 +1,4 @@
-"""Where a sampled turn ends."""
+"""The end of a sampled turn."""
 
 import re
 

@@ -128,7 +128,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         raise NotImplementedError
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        """What a turn came to: its metrics, and whether it ends the task.
+        """Evaluate a turn: its metrics, and whether it ends the task.
 
         Args:
             turn: the parsed turn; ``turn.error`` is set where it was rejected.
@@ -138,7 +138,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         raise NotImplementedError(f"{type(self).__name__} has no evaluate_turn: what did the turn come to?")
 
     def state_text(self) -> str:
-        """What the agent is shown again after a turn that failed, such as the board of a game."""
+        """Return what the agent is shown again after a failed turn, such as the board of a game."""
         return ""
 
     def anchor(self) -> Hashable | None:
@@ -149,7 +149,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self.state_text() or frozenset(map(_digest, self._learned))
 
     def describe_instance(self) -> dict[str, Any]:
-        """What the data say about the running instance, for records and never for the agent.
+        """Describe the running instance from its data, for records and never for the agent.
 
         Any of ``id``, ``golds`` (accepted answers), ``kind`` (a dict, such as its ``type`` and ``hops``) and ``supporting``
         (names of what supports the answer).
@@ -157,7 +157,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return {}
 
     def describe_source(self) -> str:
-        """Where the instances come from, for reports. May begin an episode."""
+        """Describe the origin of the instances, for reports. May begin an episode."""
         return str(self.reset(seed=0)[1].get("source", "generated"))
 
     @property
@@ -166,7 +166,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self
 
     def found_evidence(self) -> list[bool]:
-        """Of each name in ``supporting``, whether the agent has been shown it so far."""
+        """Return, for each name in ``supporting``, whether the agent has been shown it so far."""
         return []
 
     def hold_out(self, split: str) -> None:
@@ -415,7 +415,7 @@ class TokenCounter:
         return len(self._encode(text).ids)
 
     def prefix(self, text: str, count: int) -> int:
-        """How many characters the first ``count`` tokens of a text are."""
+        """Return the number of characters of the first ``count`` tokens of a text."""
         return max((end for _, end in self._encode(text).offsets[:count]), default=0)
 
     def _encode(self, text: str):

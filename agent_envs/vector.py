@@ -121,7 +121,7 @@ class ToolVectorEnv(VectorEnv):
         return tuple(self._observations), rewards, terminated, truncated, _gather_infos(infos, self.num_envs)
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]  # Gymnasium forgets render_mode=None
-        """What each environment renders."""
+        """Render each environment."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:

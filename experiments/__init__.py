@@ -1,1 +1,1 @@
-"""What `experiments.compare` does with a recipe: check it, train its runs, evaluate them, write its report."""
+"""Comparisons of runs: check a recipe, train its runs, evaluate them, write the report."""

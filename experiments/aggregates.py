@@ -28,8 +28,8 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """That a run of ours is above one of theirs on the same task, ties counting half, as the mean over tasks: the Mann-Whitney U
-    statistic as a share, [...].
+    """Estimate the probability that a run of ours is above one of theirs on the same task, the mean over tasks, [...].
+    Ties count half: the Mann-Whitney U statistic as a share.
 
     Args:
         ours, theirs: [..., seeds, tasks], each with seeds of its own.

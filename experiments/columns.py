@@ -1,4 +1,4 @@
-"""What an agent scores in each column of a comparison's table: rolled out once, question by question, and kept."""
+"""Scores of an agent in each column of a comparison's table: rolled out once, question by question, and kept."""
 
 import functools
 import hashlib
@@ -33,7 +33,7 @@ class NotThere(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What a column asks.
+    """The questions of a column.
 
     Attributes:
         questions: how many; 0 is all of them.
@@ -75,7 +75,7 @@ def evaluate(
 
 
 def read_episodes(path: str | Path) -> tuple[dict, list[dict]]:
-    """What is kept of a column: a line about all of it, and the episodes; nothing where there is no file."""
+    """Read the kept results of a column: a line about all of it, and the episodes; nothing if there is no file."""
     if not Path(path).exists():
         return {}, []
     header, *episodes = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())

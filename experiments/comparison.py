@@ -196,7 +196,7 @@ class Comparison:
         return summary | {"seconds": seconds, "curve": curve}
 
     def budget(self, seed: int) -> float:
-        """For how many seconds `COMPUTE_MATCHED` baselines train."""
+        """Seconds of training of the `COMPUTE_MATCHED` baselines."""
         recipe = self.recipe
         if recipe.budget_seconds:
             return float(recipe.budget_seconds)

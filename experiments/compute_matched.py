@@ -46,7 +46,7 @@ def fine_tune(args: sft.Args, folder: Path) -> dict:
 
 
 def read_summary(folder: Path) -> dict:
-    """What a finished run left in its folder."""
+    """Read the summary of a finished run from its folder."""
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 

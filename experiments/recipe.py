@@ -98,7 +98,7 @@ class Recipe:
 
     @property
     def rounds(self) -> dict[str, Any]:
-        """How often rejection sampling samples and learns (``rounds``), and the share of its time for ``sampling``."""
+        """Rounds of rejection sampling (``rounds``), and the share of its time for ``sampling``."""
         return {name: self.rejection_sampling.get(name, default) for name, default in ROUNDS.items()}
 
     def title_of(self, name: str) -> str:

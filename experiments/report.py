@@ -1,4 +1,4 @@
-"""What `experiments.compare` writes: a table in the paper's layout, pictures and a JSON."""
+"""The output of `experiments.compare`: a table in the paper's layout, pictures and a JSON file."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def dump(results: Mapping) -> str:
 
 
 def score_name(results: Mapping) -> str:
-    """What the columns measure, as a heading."""
+    """Name the measure of the columns, as a heading."""
     measures = {row["measure"] for seeds in results["rows"].values() for rows in seeds for row in rows.values()}
     (measure,) = measures if len(measures) == 1 else ("score",)
     return {"em": "EM"}.get(measure, measure.capitalize())
@@ -191,7 +191,7 @@ def _aggregate_table(results: Mapping) -> list[str]:
 
 
 def score_arrays(results: Mapping) -> dict[str, np.ndarray]:
-    """By agent, the scores [seeds, columns] of those with three seeds or more."""
+    """Return the scores [seeds, columns] of agents with three seeds or more, by agent."""
     return {
         name: np.array([[row[task]["score"] for task in results["recipe"]["tasks"]] for row in own])
         for name, own in results["rows"].items()

@@ -1,4 +1,4 @@
-"""From passages to a searcher, and from a folder to a searcher: the library's front door."""
+"""Build and open searchers, from passages or from a folder."""
 
 from __future__ import annotations
 

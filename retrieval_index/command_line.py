@@ -1,4 +1,4 @@
-"""What commands share: subcommands, mistakes in one line, and whether a port is free."""
+"""Common parts of the commands: subcommands, one-line errors, and a check of the port."""
 
 import contextlib
 import functools

@@ -144,7 +144,7 @@ class Corpus(Sequence[Passage]):
 
     @property
     def folder(self) -> Path | None:
-        """Where the corpus is stored; None in memory."""
+        """Folder of the corpus; None in memory."""
         return self._rows.folder if isinstance(self._rows, _StoredPassages) else None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From a file or data set to numbered rows, streamed: JSONL, JSON arrays, TSV, CSV, Parquet and Hugging Face `datasets`.
+"""Numbered rows of a file or data set, streamed: JSONL, JSON arrays, TSV, CSV, Parquet and Hugging Face `datasets`.
 
 A row is what its format gives, mostly a dict; its number is the line, record or row that an error message names.
 Text files may be compressed with gzip or Zstandard. Whatever is broken or cut off is a ValueError, never a short read.

@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What BM25 must know of a whole corpus, whichever part of it is being indexed.
+    """BM25's statistics of a whole corpus, for indexing any part of it.
 
     Attributes:
         keys: S16 [n terms], ascending.
@@ -74,7 +74,7 @@ class Statistics:
 
     @classmethod
     def of(cls, blocks: list[Callable[[], Block]]) -> Statistics:
-        """Those of the blocks of one corpus, or of one shard."""
+        """Compute the statistics of the blocks of one corpus, or of one shard."""
         keys = np.zeros(0, KEY)
         for start in range(0, len(blocks), 16):  # a few at a time: most keys are in many blocks
             some = [np.asarray(open_block().keys) for open_block in blocks[start : start + 16]]

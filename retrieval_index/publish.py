@@ -77,7 +77,7 @@ def is_index(folder: Path) -> bool:
 
 
 def outside_indexes(files: list[Path]) -> list[Path]:
-    """Those of the files of a corpus that belong to no index, which may have been built among them."""
+    """List the files of a corpus that belong to no index in its folder."""
     indexes = {file.parent for file in files if file.name == MANIFEST_FILE and is_index(file.parent)}
     return [file for file in files if indexes.isdisjoint(file.parents)]
 

@@ -1,4 +1,4 @@
-"""What every index can do: the `Searcher` protocol, and the few functions that its implementations share."""
+"""The `Searcher` protocol, and functions that its implementations share."""
 
 from __future__ import annotations
 

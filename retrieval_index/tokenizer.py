@@ -1,4 +1,4 @@
-"""From text to terms: what every lexical index here does with passages and with queries alike.
+"""Terms of a text: the same for passages and queries, in every lexical index.
 
 An index is searched with the terms that it was built of: the weights of the fields are in its manifest
 (`Analyzer.parameters`), and whoever changes `tokenize` raises `store.FORMAT_VERSION`.
@@ -49,13 +49,13 @@ def _words(text: str) -> list[str]:
 
 
 def passage_text(title: str, text: str) -> str:
-    """What an encoder reads of a passage."""
+    """Return the text of a passage for an encoder."""
     return f"{title} {text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """What a lexical index makes of a passage and of a query.
+    """The terms of passages and queries in a lexical index.
 
     Attributes:
         title_weight: how often the title counts, as if it stood so often before the text; 0 leaves it out entirely.
@@ -77,7 +77,7 @@ class Analyzer:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Analyzer:
-        """That of a manifest."""
+        """Make the analyzer of a manifest."""
         return cls(parameters["title_weight"], parameters["exact_title"])
 
     def query_terms(self, query: str) -> list[str]:

@@ -188,7 +188,7 @@ def _find_with_ties(index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `search` would return were nothing missed: every query against every vector, in blocks."""
+    """Search exactly: every query against every vector, in blocks."""
     import faiss
     from faiss.contrib.exhaustive_search import knn_ground_truth
 

@@ -24,7 +24,7 @@ import numpy as np
 
 
 def usable_memory() -> int:
-    """What this process and others beside it may take, in bytes: of the machine, or of its container (cgroups 2 and 1)."""
+    """Return the memory available to all processes here, in bytes: of the machine, or of its container (cgroups 2 and 1)."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"

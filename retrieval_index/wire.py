@@ -20,7 +20,7 @@ PATH = "/retrieve"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes. The defaults let a Search-R1 rollout of a few thousand episodes search in one request."""
+    """Limits of a server. The defaults let a Search-R1 rollout of a few thousand episodes search in one request."""
 
     topk: int = 100
     """Passages per query."""

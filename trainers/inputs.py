@@ -1,4 +1,4 @@
-"""What arguments name (environments, models, folders, packages), checked before torch is imported, within seconds.
+"""Checks of what arguments name (environments, models, folders, packages), within seconds, before torch is imported.
 
 Each function raises a ValueError in one line with the fix.
 """
@@ -44,7 +44,7 @@ def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
 
 
 def check_agent(agent: str, env: str) -> None:
-    """That there is the program that acts, if one is named."""
+    """Check that the program of ``agent`` exists, if one is named."""
     if env.endswith(".jsonl"):
         if not agent:
             raise UserError(f"the tasks of {env} are for a program of yours: give --agent my_agent:solve, or a command")
@@ -77,25 +77,25 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
 
 
 def check_chat_template(file: str) -> None:
-    """That a chat template, if one is given, is a file."""
+    """Check that a chat template, if given, is a file."""
     if file and not Path(file).is_file():
         raise UserError(f"there is no file {file} with a chat template")
 
 
 def check_demonstrations(path: Path) -> None:
-    """That there are demonstrations in the folder of a run, or a file of them."""
+    """Check that a file, or the folder of a run, holds demonstrations."""
     if not path.is_file() and not (path / DEMONSTRATIONS_FILE).is_file():
         raise UserError(f"{path} is not the folder of a run of sft: there is no {DEMONSTRATIONS_FILE}")
 
 
 def check_package(package: str, what: str, extra: str) -> None:
-    """That a package is installed, without importing it."""
+    """Check that a package is installed, without importing it."""
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{what} needs {package}: pip install 'agent-r1-envs[{extra}]'")
 
 
 def check_out(folder: Path) -> None:
-    """That a folder can be made or written to."""
+    """Check that a folder can be made or written to."""
     there = next(path for path in (folder, *folder.parents, Path("/")) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "may not be written to" if there.is_dir() else "is a file"
@@ -103,7 +103,7 @@ def check_out(folder: Path) -> None:
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """That there are such sinks of metrics, and their packages."""
+    """Check that the loggers exist, and their packages are installed."""
     if unknown := sorted(set(names) - {"tensorboard", "trackio", "wandb"}):
         raise ValueError(f"unknown log sinks {unknown}; known are ['tensorboard', 'trackio', 'wandb']")
     for name in names:
@@ -125,7 +125,7 @@ def is_used(folder: Path) -> bool:
 
 
 def check_push(name: str) -> None:
-    """That a repository can be called so, and that there is a token to write to it with."""
+    """Check the name of a repository, and that there is a token to write to it."""
     from huggingface_hub import get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
@@ -174,7 +174,7 @@ def _read_json(file: Path) -> dict:
 
 
 def check_training(args: ModelArgs) -> None:
-    """That there is the model that is to be trained, and what it takes."""
+    """Check the model to train, and its packages."""
     if args.model == "tiny":
         return
     check_model(args.model, args.base_model)
@@ -184,7 +184,7 @@ def check_training(args: ModelArgs) -> None:
 
 
 def check_run(out: Path | None, resume: Path | None, log: Sequence[str], push_to_hub: str) -> None:
-    """The folder of a run, and where its results go."""
+    """Check the folder of a run, and its loggers."""
     if out and not resume:
         check_out(out)
         check_folder_free(out)

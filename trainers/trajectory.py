@@ -48,7 +48,7 @@ class Trajectory:
 
     @property
     def rows(self) -> list["BatchRow"]:
-        """Its steps, see `to_rows`."""
+        """Rows of its steps, see `to_rows`."""
         return to_rows(self.steps)
 
     @property

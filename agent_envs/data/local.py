@@ -56,7 +56,7 @@ class Location:
 
 
 def questions_file(name: str, split: str) -> str:
-    """What the questions of a benchmark are called in a folder of JSONL."""
+    """Name the file of a benchmark's questions in a folder of JSONL files."""
     return f"{name}.{split}.jsonl"
 
 
@@ -204,7 +204,7 @@ def place_of(corpus: str | Path) -> Path | str:
 
 
 def cache_folder() -> Path:
-    """Where downloads and indexes are kept: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
+    """Return the folder of downloads and indexes: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent_envs")
 
 

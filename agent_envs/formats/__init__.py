@@ -1,4 +1,4 @@
-"""How an agent writes its calls and answers, and how results are shown to it.
+"""Formats: the syntax of calls, answers and results.
 
 A format goes both ways: `Format.parse` reads a turn and `Format.write` writes one, `Format.render` shows results.
 """

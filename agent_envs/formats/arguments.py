@@ -38,13 +38,13 @@ def is_missing(tool: Tool, text: str) -> bool:
 
 
 def choices(tool: Tool) -> list[str]:
-    """What the one string, or each string of the one list, must be one of; empty where it may be anything."""
+    """Return the allowed values of the one string, or of each string in the one list; empty if any is allowed."""
     _, schema = _only(tool)
     return [] if is_json(tool) or scalar_argument(tool) else _options(schema.get("items", schema))
 
 
 def example(tool: Tool) -> str:
-    """What the text of the arguments looks like."""
+    """Write an example of the arguments' text."""
     if name := string_argument(tool) or scalar_argument(tool):
         return name
     if name := list_argument(tool):

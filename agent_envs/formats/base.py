@@ -1,4 +1,4 @@
-"""What a format is, and what all of them share."""
+"""The base of all formats."""
 
 import re
 import reprlib
@@ -28,7 +28,7 @@ class Format(Protocol):
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True): ...
 
     def instructions(self) -> str:
-        """How to call these tools and how to finish; it follows the text of the task."""
+        """Explain how to call these tools and how to finish; it follows the text of the task."""
         ...
 
     def parse(self, text: str) -> Turn:
@@ -47,15 +47,15 @@ class Format(Protocol):
         ...
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        """What comes back for ``turn.calls``: the results, in order. None of them can end its block or pose as more."""
+        """Write the reply to ``turn.calls``: the results, in order. None of them can end its block or pose as more."""
         ...
 
     def render_error(self, error: str) -> str:
-        """What comes back for a turn that is rejected."""
+        """Write the reply to a rejected turn."""
         ...
 
     def schemas(self) -> list[dict[str, Any]]:
-        """What the chat template or the API describes to the agent as its functions; none where `instructions` do it."""
+        """Return the functions for the chat template or the API; none if `instructions` describe them."""
         return []
 
     def message(self, action: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Format(Protocol):
         return {"role": "assistant", "content": action}
 
     def messages(self, observation: str) -> list[dict[str, Any]]:
-        """What came back to a turn, as `render` and `render_error` wrote it, as messages of a chat."""
+        """Turn a reply, as `render` and `render_error` wrote it, into messages of a chat."""
         return [{"role": "user", "content": observation}]
 
 

@@ -1,4 +1,4 @@
-"""Which family of models a chat template is of: it writes a known message, and one of them reads it back."""
+"""The family of a chat template: it writes a known message, and one family reads it back."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,7 @@ Render = Callable[..., str]  # (messages, tools, add_generation_prompt)
 
 
 def read_by_tokenizer(tokenizer: Any, prompt: str) -> Family:
-    """How a tokenizer of `transformers` with a ``response_template`` reads turns after a generation prompt."""
+    """Make a reader of turns by a tokenizer of `transformers` with a ``response_template``."""
 
     def read(text: str, schemas: Schemas) -> Response:
         tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in schemas.items()]

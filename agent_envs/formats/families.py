@@ -1,4 +1,4 @@
-"""How families of models write function calls: what a model sampled is read as the parts of an assistant message."""
+"""Families of models and their function calls: a sampled turn is read as the parts of an assistant message."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -49,7 +49,7 @@ class Native(Format):
         return [function_schema(tool) for tool in self._tools] + [ANSWER] * self._answers
 
     def instructions(self) -> str:
-        """For an agent that is shown `schemas`."""
+        """Explain the tools to an agent that is given `schemas`."""
         finish = "To finish, call answer with the final answer alone."
         return " ".join([NATIVE_CALLS] * bool(self._tools) + [finish] * self._answers)
 

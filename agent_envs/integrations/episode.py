@@ -92,7 +92,7 @@ class Episode:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """What the agent may call, as chat APIs describe it; with ``native``, ``answer`` as well."""
+        """Schemas of the tools for chat APIs; with ``native``, ``answer`` as well."""
         return self.env.format.schemas() or [function_schema(tool) for tool in self.env.tools.values()]
 
     @property

@@ -33,7 +33,7 @@ _OURS = ("reward", "score", "context")  # names in an info that mean something e
 
 
 class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):
-    """Nothing is registered under an id; the message names what is near."""
+    """No environment is registered under an id; the message names similar ones."""
 
 
 class HostedEnv(ToolEnv):

@@ -59,7 +59,7 @@ class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
         return self._encode(text), float(reward), terminated, truncated, info
 
     def action_masks(self) -> np.ndarray:
-        """Which choices would change anything, bool [choices], as MaskablePPO asks for it; they mean nothing at an end."""
+        """Choices that would change anything, bool [choices], for MaskablePPO; undefined after the end."""
         return np.array(list(self._game.menu().values()), dtype=bool)
 
     def _encode(self, text: str) -> np.ndarray:

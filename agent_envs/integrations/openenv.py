@@ -28,7 +28,7 @@ except ImportError as error:
 
 
 class Turn(Action):
-    """What the agent wrote."""
+    """The agent's text."""
 
     text: str = Field(description="your whole turn, written as the instructions say")
 
@@ -43,7 +43,7 @@ class Turn(Action):
 
 
 class Seen(Observation):
-    """What the agent reads next."""
+    """The agent's next observation."""
 
     text: str
     metadata: dict[str, Any] = Field(default_factory=dict, exclude=True)  # sent beside the observation, not in it

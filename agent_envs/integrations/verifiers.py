@@ -54,7 +54,7 @@ class AgentR1Data(vf.TaskData):
 
 
 class AgentR1Task(vf.Task[AgentR1Data]):
-    """What the harness recorded, as reward and metrics."""
+    """Reward and metrics that the harness recorded."""
 
     @vf.reward
     async def episode_return(self, trace: vf.Trace) -> float:

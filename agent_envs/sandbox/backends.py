@@ -1,4 +1,4 @@
-"""What is visible inside a sandbox."""
+"""The files that are visible inside a sandbox."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ ctypes.CDLL(None).dl_iterate_phdr(visit(each), None)
 
 @cache
 def visible_tree() -> tuple[dict[str, str], list[str]]:
-    """What is shown of the machine, read-only: path inside -> path outside; and folders in it that are hidden."""
+    """Return the visible files of the machine, read-only: path inside -> path outside; and hidden folders in them."""
     command = [python(), "-I", "-S", "-c", _LIBRARIES]
     listed = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     paths = [os.path.normpath(line) for line in listed.stdout.splitlines() if line.startswith("/")]

@@ -52,7 +52,7 @@ def _pack(function: str, config: dict) -> bytes:
 def encode_payload(
     backend: str, code: str, report: int, deadline: float, scratch: str, timeout: float, memory_mb: int
 ) -> bytes:
-    """What `child.monitor` reads first and `child.confine` after it."""
+    """Encode the input of `child.monitor`, followed by that of `child.confine`."""
     isolated = backend != "unsafe"
     limits = {
         "RLIMIT_AS": memory_mb << 20,

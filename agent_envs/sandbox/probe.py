@@ -1,4 +1,4 @@
-"""Which backends work here: each is tried once a process, with a program that tests the isolation."""
+"""The backends that work here: each is tried once per process, with a program that tests the isolation."""
 
 import subprocess
 import sys

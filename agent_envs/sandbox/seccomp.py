@@ -1,4 +1,4 @@
-"""Which system calls the code may make: a classic BPF filter (Linux, ``Documentation/userspace-api/seccomp_filter.rst``).
+"""The allowed system calls: a classic BPF filter (Linux, ``Documentation/userspace-api/seccomp_filter.rst``).
 
 Calls that are not listed get ENOSYS, at which the C library falls back on older ones. fork is not listed: one process, with
 threads, makes the memory limit exact and daemons impossible.

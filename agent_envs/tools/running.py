@@ -27,7 +27,7 @@ class Tool(Protocol):
 
     @property
     def name(self) -> str:
-        """How the agent calls it."""
+        """Name of the tool in calls."""
         ...
 
     @property

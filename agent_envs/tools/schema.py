@@ -152,7 +152,7 @@ def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def look_up(reference: str, schema: dict[str, Any]) -> Any:
-    """What a reference inside a schema is to; None where there is nothing."""
+    """Resolve a reference inside a schema; None if it leads nowhere."""
     place: Any = schema
     if reference != "#" and not reference.startswith("#/"):
         return None

@@ -111,7 +111,7 @@ def _header(record: Mapping[str, Any], entry: Entry) -> Iterator[RenderableType]
 
 
 def show_conversation(record: Mapping[str, Any], unfold: bool = False) -> Group:
-    """What an agent read and wrote, with what each of its turns was paid."""
+    """Show an episode as a conversation, with the reward of each turn."""
     return Group(*_list_messages(record, unfold))
 
 

@@ -1,4 +1,4 @@
-"""Which groups of episodes are worth an update. Each filter returns bool [N]; if it keeps nothing, skip the update.
+"""Filters of groups. Each returns bool [N]; if it keeps nothing, skip the update.
 
 ``returns`` must be the *raw* task returns: a penalty or a normalisation would give every group a deviation. A group whose
 deviation is at most `ZERO_STD` is a *zero-std group*: all its advantages are 0.

@@ -1,4 +1,4 @@
-"""What the loss of a token is multiplied by where another program sampled it: importance corrections."""
+"""Importance corrections: factors of a token's loss if another program sampled it."""
 
 import torch
 

@@ -81,7 +81,7 @@ def sequence_log_ratio(
 
 
 def sum_of_sequence(values: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    """For each row the sum of the values [B] of all rows of its sequence, [B]. ``owners``: int [B], which sequence that is."""
+    """Sum the values [B] of all rows of each row's sequence, [B]. ``owners``: int [B], the sequence of each row."""
     return values.new_zeros(int(owners.max()) + 1).index_add(0, owners, values)[owners]
 
 
@@ -195,7 +195,7 @@ def is_clipped(
     episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Where the ratio that the surrogate of this name looks at lies outside of its range, bool [B, T]."""
+    """Find the tokens with a clipped ratio in the surrogate of this name, bool [B, T]."""
     log_ratio = logprobs - old_logprobs
     if name == "gspo":
         of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, episode_tokens, other_log_ratios)

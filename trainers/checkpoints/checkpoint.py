@@ -137,7 +137,7 @@ def load_state(
 
 
 def read_extra(folder: str | Path) -> dict[str, Any]:
-    """What was saved as `extra`, without restoring anything. Raises as `load_state` does."""
+    """Read the saved `extra`, without restoring anything. Raises as `load_state` does."""
     verify(folder)
     return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)["extra"])
 

@@ -140,7 +140,7 @@ def save_best(
 
 
 def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
-    """What a checkpoint holds besides weights and states, by the names of the files: arguments, and a model card."""
+    """Make the further files of a checkpoint, by name: arguments, and a model card."""
     arguments = describe_arguments(args)
     base = str(policy.model.name_or_path) if lora.has_lora(policy.model) else None
     text = card.make_card(json.loads(arguments), checkpoint.parent, checkpoint.name, base)
@@ -207,7 +207,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 
 def find_summary(run: Path) -> Path:
-    """Where a run that has come to its end has its summary."""
+    """Find the summary of a finished run."""
     return run / tables.SUMMARY_FILE
 
 

@@ -45,7 +45,7 @@ def settings(args: Any) -> dict[str, Any]:
 
 
 def select_interface(env_kwargs: str) -> dict[str, Any]:
-    """Of the arguments of an environment, a JSON object, those of an agent's interface. No folder is among them."""
+    """Select an agent's interface from the arguments of an environment, a JSON object. It contains no folder."""
     given = json.loads(env_kwargs or "{}")
     return {name: given[name] for name in _INTERFACE if name in given}
 
@@ -109,7 +109,7 @@ def _read_arguments(run: Path) -> dict[str, Any]:
 
 
 def find_differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
-    """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``."""
+    """Find the `settings` of a saved run that differ from ``args``: (saved, wanted) by name."""
     had, wanted = to_json_types(dict(saved)), to_json_types(settings(args))
     names = [*(field.name for field in fields(args)), "algorithm"]
     pairs = {name: (had.get(name), wanted.get(name)) for name in names if name in had or name in wanted}

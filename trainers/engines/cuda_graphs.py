@@ -101,7 +101,7 @@ class CUDAGraphCache:
 
     @property
     def count(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def __call__(

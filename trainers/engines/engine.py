@@ -1,4 +1,4 @@
-"""What a rollout asks of an `Engine`: prompts as ids in; ids, log-probabilities and finish reasons out."""
+"""The interface between rollouts and an `Engine`: prompt ids in; ids, log-probabilities and finish reasons out."""
 
 import collections
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How turns are sampled: up to ``max_new_tokens``; see `trainers.engines.sampling.sample` for the others."""
+    """Sampling parameters: up to ``max_new_tokens``; see `trainers.engines.sampling.sample` for the others."""
 
     max_new_tokens: int
     temperature: float = 1.0

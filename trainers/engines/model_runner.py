@@ -104,11 +104,11 @@ class ModelRunner:
 
     @property
     def num_cuda_graphs(self) -> int:
-        """How many decoding steps are captured."""
+        """Number of captured decoding steps."""
         return self._graphs.count if self._graphs else 0
 
     def padded_rows(self, count: int) -> int:
-        """How many rows of the KV cache a decoding step runs, where ``count`` are asked for."""
+        """Number of rows of the KV cache in a decoding step of ``count`` rows."""
         return bucket_size(count, 8) if self._graphs else count
 
     def prefill(self, new_ids: list[list[int]], rows: list[int], lengths: list[int]) -> None:

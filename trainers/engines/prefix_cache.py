@@ -1,4 +1,4 @@
-"""Which conversations have the same tokens in the KV cache, and in which row they are.
+"""Shared prefixes in the KV cache: which conversations have the same tokens, and in which row.
 
 Of the tokens of 64 episodes at 8 questions a fifth goes through the model (docs/speed.md).
 """

@@ -57,7 +57,7 @@ class TransformersEngine:
 
     @property
     def num_cuda_graphs(self) -> int:
-        """How many decoding steps are captured as CUDA graphs."""
+        """Number of decoding steps captured as CUDA graphs."""
         return self._runner.num_cuda_graphs
 
     def submit(

@@ -19,7 +19,7 @@ _TOOL = {"type": "function", "function": {"name": "look_up", "description": "", 
 
 
 class ThoughtBudget:
-    """How many tokens the thoughts of a turn may take, and what closes one that takes more.
+    """The budget of a turn's thoughts in tokens, and the tokens that close a longer one.
 
     A thought begins and ends as the chat template writes it (in a channel of gpt-oss), else with ``<think>`` and ``</think>``.
 

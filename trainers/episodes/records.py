@@ -1,4 +1,4 @@
-"""What agents did, episode by episode: ``episodes.jsonl`` and, beside it, ``episode_tokens.jsonl`` (docs/episodes.md).
+"""Records of episodes: ``episodes.jsonl`` and, beside it, ``episode_tokens.jsonl`` (docs/episodes.md).
 
 `record_trajectory` (of a rollout) or `record_turns` (of an agent without tokens) makes a line, an `EpisodeWriter` writes it
 and `read_episodes` reads it. Nothing here imports torch.
@@ -28,7 +28,7 @@ Pieces = Callable[[Sequence[int]], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the episodes of an agent have in common."""
+    """The common fields of an agent's episodes."""
 
     phase: str  # "evaluation" or "training"
     agent: str  # the name of its row in the table

@@ -12,7 +12,7 @@ from agent_envs.integrations.episode import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What a turn is asked for with, and how it is read.
+    """The request for a turn, and the reader of its answer.
 
     Attributes:
         native: it may have function calls; else it is text that a string of ``stop`` ends.

@@ -27,7 +27,7 @@ from trainers.trajectory import Step
 
 
 def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Iterator[tuple[str, list[Step]]]:
-    """What each conversation in a file begins with, the user's first message, and its steps.
+    """Read the first user message of each conversation in a file, and its steps.
 
     Args:
         env: tool calls, their results and the answer after them are written as this environment wants it, under its

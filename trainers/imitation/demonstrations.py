@@ -245,8 +245,9 @@ def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], po
 
 
 def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
-    """What `write_demonstrations` wrote; ``path`` is the file, or the folder of the run that holds it. Raises a UserError if
-    a line is damaged, or the ids are those of another tokenizer."""
+    """Read what `write_demonstrations` wrote; ``path`` is the file, or the folder of its run. Raises a UserError if
+    a line is damaged, or the ids are those of another tokenizer.
+    """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"there are no demonstrations in {path}")
@@ -273,7 +274,7 @@ def _fingerprint(policy: Policy) -> str:
 
 
 def target_spans(mask: list[bool]) -> list[tuple[int, int]]:
-    """Where each run of target tokens begins and ends."""
+    """Find the begin and end of each run of target tokens."""
     edges = [i for i in range(len(mask) + 1) if (i and mask[i - 1]) != (i < len(mask) and mask[i])]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

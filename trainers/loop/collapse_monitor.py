@@ -163,7 +163,7 @@ class CollapseMonitor:
 
 
 def mutual_information(logprobs: torch.Tensor) -> float:
-    """How much a policy's reasoning tells about the prompt that it belongs to, in nats: E_i[l_ii − log mean_j exp l_ij].
+    """Mutual information of a policy's reasoning and its prompts, in nats: E_i[l_ii − log mean_j exp l_ij].
 
     The proxy of RAGEN-2. Near log N, its most, each prompt has reasoning of its own; near 0 the same template answers them all,
     which entropy does not show. ``logprobs``: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens

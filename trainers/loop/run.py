@@ -57,7 +57,7 @@ class UpdateStep:
 
 
 class Evaluation(Protocol):
-    """What `Run` calls between updates: evaluations, the stopping rule, and what a checkpoint waits for."""
+    """The hooks of `Run` between updates: evaluations, the stopping rule, and the state of a checkpoint."""
 
     key: str  # the metric that the best weights are chosen by
     sign: int  # 1 if more of it is better, -1 if less is

@@ -1,4 +1,4 @@
-"""What a run of reinforcement learning starts with: environments, policy, engine, evaluations, and the rows of its baselines."""
+"""The start of an RL run: environments, policy, engine, evaluations, and the rows of its baselines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What is read off a model and its configuration: the layers below the head, the kinds of layers, the longest conversation."""
+"""Facts about a model from its configuration: layers below the head, kinds of layers, longest conversation."""
 
 import math
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ class KLPenalty(torch.nn.Module):
         return self._args.kl != "k1"
 
     def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
-        """What is added to the loss of each token, [B, T]; zeros where the penalty is in the reward."""
+        """Return the term of each token's loss, [B, T]; zeros if the penalty is in the reward."""
         if not self.in_loss:
             return torch.zeros_like(logprobs)
         assert part.reference_logprobs is not None

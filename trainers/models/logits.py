@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities, without ever holding all logits of a large vocabulary."""
+"""Log-probabilities from hidden states, without holding all logits of a large vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MAX_LOGITS = 2**24  # that are held at once, and again in the backward pass: 64 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterHead:
-    """What a model does to the output x of its head: cap · tanh(scale · x / cap), or scale · x without a cap."""
+    """The change of a head's output x: cap · tanh(scale · x / cap), or scale · x without a cap."""
 
     scale: float = 1.0
     cap: float | None = None

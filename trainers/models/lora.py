@@ -103,7 +103,7 @@ def find_base_model(path_or_id: str | Path) -> str | None:
 
 
 def trainable_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Those that get a gradient: all of a model, or its adapter."""
+    """Return the parameters with a gradient: all of a model, or its adapter."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 

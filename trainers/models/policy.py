@@ -55,7 +55,7 @@ class Policy(ChatTokens):
 
     @property
     def token_cost(self) -> int | None:
-        """What a token costs this model apart from attention, for `micro_batches`; None where it runs each row by itself."""
+        """Cost of a token besides attention, for `micro_batches`; None if the model runs each row by itself."""
         return token_cost_of(self.tree_attention)
 
     @property
@@ -78,7 +78,7 @@ class Policy(ChatTokens):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.device
 
     def autocast(self) -> torch.autocast:

@@ -1,4 +1,4 @@
-"""What surrounds the loss in the update of every algorithm.
+"""The update of every algorithm around its loss.
 
 Before it: filters of groups, a penalty for long turns, the tensors of a batch, importance weights for another sampler, and
 the log-probabilities of the reference of a KL penalty. Around it: minibatches and metrics.
@@ -236,7 +236,7 @@ class UpdateMetrics:
         self._norm += norm.item()
 
     def compute(self) -> Metrics:
-        """All of it under ``policy/``, over all processes."""
+        """Compute all metrics under ``policy/``, over all processes."""
         sums = all_reduce_sums(self._sums)
         loss, tokens = sums.pop("loss"), sums.pop("tokens")
         means = {name: value / max(tokens, 1) for name, value in sums.items()}

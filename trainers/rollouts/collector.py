@@ -31,7 +31,7 @@ PROCESSED = {  # counts of the engine: names of metrics
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What was sampled for an update."""
+    """The episodes of an update."""
 
     sampled: list[Trajectory]  # all episodes
     episodes: list[Trajectory]  # those to learn from

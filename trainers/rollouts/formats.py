@@ -1,4 +1,4 @@
-"""Which format a policy acts in."""
+"""The choice of the format that a policy acts in."""
 
 import contextlib
 import json

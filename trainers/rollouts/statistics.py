@@ -1,4 +1,4 @@
-"""What the episodes of a batch were like: their metrics, and what the collapse monitor takes of them."""
+"""Statistics of a batch of episodes: their metrics, and the input of the collapse monitor."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor takes
 
 
 def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
-    """What the episodes of a batch were like."""
+    """Compute the metrics of a batch of episodes."""
     valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
     groups = [[(t.episode_return, t.score) for t in valid if t.group == g] for g in {t.group for t in valid}]
     rows = [s for t in trajectories for s in to_rows(t.steps)]

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Timing of the parts of a run."""
 
 import time
 from collections import defaultdict

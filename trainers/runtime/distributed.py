@@ -29,7 +29,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() and not _alone else 1
 
 

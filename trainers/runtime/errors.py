@@ -1,4 +1,4 @@
-"""What is wrong with what a user asked for, as opposed to a fault of this package."""
+"""Errors of the user's input, as opposed to faults of this package."""
 
 
 class UserError(ValueError):

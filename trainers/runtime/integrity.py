@@ -41,7 +41,7 @@ def find_latest(run_folder: str | Path) -> tuple[Path | None, list[tuple[Path, s
 
 
 def step_folders(run_folder: str | Path) -> list[Path]:
-    """All of `run_folder/checkpoint-<step>` that are not empty, the latest step first, whatever state they are in."""
+    """List `run_folder/checkpoint-<step>` that are not empty, the latest step first, in whatever state."""
     found = [path for path in Path(run_folder).glob("checkpoint-*") if STEP_FOLDER.fullmatch(path.name)]
     return sorted((p for p in found if p.is_dir() and any(p.iterdir())), key=step_of, reverse=True)
 

@@ -1,4 +1,4 @@
-"""How a run ends before its last update: by a signal, or because it cannot continue. Imports no torch.
+"""The end of a run before its last update: by a signal, or because it cannot continue. Imports no torch.
 
 SIGTERM and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status 128 + n; a
 second signal ends it at once.

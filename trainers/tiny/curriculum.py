@@ -1,4 +1,4 @@
-"""Which lessons the tiny policy's cold start has, in which order, and whom it imitates.
+"""The lessons of the tiny policy's cold start, their order, and the demonstrator.
 
 It learns to copy, to find a fact in an article, and to answer as an *early-stopping* demonstrator, which mostly stops searching
 too early (`agent_envs.tasks.qa_scripts.early_stopping`): the tools, not the task. Without a corpus it imitates a noisy expert
@@ -37,7 +37,7 @@ NUM_ENVS = 64  # that demonstrations are made in, other than those in a fresh wo
 
 @dataclass(frozen=True)
 class Curriculum:
-    """What a cold start teaches, to how large a policy, for how long."""
+    """A cold start: its lessons, the size of the policy, and its length."""
 
     # Of each the share of the gradient steps, and the lessons (methods of `Teacher`) that batches are drawn from.
     phases: tuple[tuple[float, tuple[str, ...]], ...]
@@ -96,7 +96,7 @@ def choose_curriculum(envs: ToolVectorEnv) -> Curriculum:
 
 
 def difficulty_of(envs: ToolVectorEnv) -> str:
-    """Of the MiniWiki worlds that the policy learns in."""
+    """Difficulty of the MiniWiki worlds that the policy learns in."""
     assert envs.spec is not None
     return envs.spec.kwargs.get("difficulty", "normal")
 

@@ -43,7 +43,7 @@ class Chosen:
 
     @property
     def left_out(self) -> int:
-        """How many are not in the page."""
+        """Number of episodes left out of the page."""
         return sum(map(len, self.by_part)) - sum(map(len, self.keys))
 
 

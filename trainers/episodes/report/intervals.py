@@ -1,4 +1,4 @@
-"""How sure a comparison is: intervals over seeds, and over questions and seeds together."""
+"""Confidence intervals of a comparison, over seeds, and over questions and seeds together."""
 
 from collections.abc import Mapping, Sequence
 

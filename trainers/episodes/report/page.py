@@ -237,7 +237,7 @@ def _tell_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def typed_command() -> str:
-    """What was typed to start this process, without what looks like a secret."""
+    """Return the command line of this process, without possible secrets."""
     words, hidden = ["python", *sys.orig_argv[1:]], False
     for i, word in enumerate(words):
         name, given, _ = word.partition("=")
