@@ -1,11 +1,11 @@
 """An agent over the `openai` client, trained as it is: the policy answers at the endpoint that the client calls.
 
-`solve` imports nothing of ours; it could talk to any API. GRPO trains the tiny policy in it on MiniWiki's questions, which the
-environment scores. It prints what the rollouts were like, and the table of the run.
+`solve` imports nothing of ours; it could talk to any API. It acts as the environment's own rollout does, so that the tiny policy,
+which was taught that form, learns MiniWiki in it as well. It prints what the rollouts were like, and the table of the run.
 
     python examples/openai_agent.py [--quick]
 
-Or from the folder examples: python -m trainers.grpo --agent openai_agent:solve
+Or: python -m trainers.grpo --agent examples.openai_agent:solve
 """
 
 import re
@@ -20,22 +20,34 @@ QUICK = dict(
     eval_questions=2, final_questions=2, env_kwargs={"entities": 150, "questions": 100},
 )  # fmt: skip
 
+FORM = """In each turn you may think inside <think></think>, and then either call a tool or answer:
+- <search>query</search>: search Wikipedia; returns the passages that match the query best.
+- <answer>text</answer>: give the final answer, as short as possible, and finish.
+Results come back inside <information></information>. Use one hop at a time."""
+WRONG = "Invalid turn: There is no action. Write <search>query</search> or <answer>text</answer>."
+
 
 def solve(task, client):
-    """Search until there is an answer, four times at most."""
+    """Search until there is an answer, in five turns at most."""
     search = task.tools[0]
-    messages = [{"role": "system", "content": task["instructions"]}, {"role": "user", "content": task["question"]}]
+    messages = [
+        {"role": "system", "content": f"{task['instructions']} {FORM}"},
+        {"role": "user", "content": task["question"]},
+    ]
     for _ in range(5):
-        reply = client.chat.completions.create(model="policy", messages=messages, stop=["</search>", "</answer>"])
+        reply = client.chat.completions.create(model="policy", messages=messages)
         said = reply.choices[0].message.content or ""
-        action, _, text = said.rpartition("<")[2].partition(">")
-        if action == "answer":
+        actions = re.findall(r"<(search|answer)>\s*([^<]*[^<\s])\s*</\1>", said)
+        kind, text = actions[0] if len(actions) == 1 else ("none", "")
+        if kind == "answer":
             return text
-        if action != "search":
-            return re.sub(r"<[^>]*>", "", said)  # no action: what there is
+        if kind == "search":
+            found = search(query=text)
+        else:
+            found = WRONG
+            task.reward(-0.1)
         messages.append({"role": "assistant", "content": said})
-        found = search(query=text.strip())
-        messages.append({"role": "user", "content": f"<information>\n{found}\n</information>"})
+        messages.append({"role": "user", "content": f"<information>{found}</information>"})
     return ""  # no answer
 
 

@@ -77,10 +77,7 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
     app = FastAPI(title="policy", openapi_url=None)
 
     def callee_of(request: Request) -> Callee:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if (callee := find(key)) is None:
-            raise CallRefused(401, "the key is of no episode that is running", "invalid_api_key")
-        return callee
+        return find_callee(find, request.headers.get("authorization", "").removeprefix("Bearer ").strip())
 
     async def read_json(request: Request) -> dict[str, Any]:
         body = await read_body(request, BODY_BYTES)
@@ -106,9 +103,7 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
             options = body.get("stream_options")
             chunks = _write_chunks(turn, body, isinstance(options, dict) and bool(options.get("include_usage")))
             return StreamingResponse(chunks, media_type="text/event-stream")
-        message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": _logprobs(turn)}
-        return JSONResponse(_head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)})
+        return JSONResponse(write_completion(turn, body))
 
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
@@ -139,6 +134,13 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
         return JSONResponse({})
 
     return app
+
+
+def find_callee(find: Callable[[str], Callee | None], key: str) -> Callee:
+    """The episode of a key. Raises CallRefused if there is none."""
+    if (callee := find(key)) is None:
+        raise CallRefused(401, "the key is of no episode that is running", "invalid_api_key")
+    return callee
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -207,6 +209,13 @@ def _read_message(message: Mapping[str, Any]) -> Message:
     if role == "assistant" and isinstance(thought := message.get("reasoning_content"), str):
         read["reasoning_content"] = thought
     return read
+
+
+def write_completion(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request is answered with."""
+    message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": _logprobs(turn)}
+    return _head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)}
 
 
 def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:

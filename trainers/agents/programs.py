@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64  # processes
 MOST_OUTPUT = 2**20  # bytes of a command's result
+_NO_LIMITS = httpx.Limits(max_connections=None)
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
@@ -44,7 +46,11 @@ class ProgramFailed(Exception):
 
 class Function:
     """A function of a user, "module:function", found beside the working folder too. A module's ``reward`` scores what the
-    function returns, where the task has no other score."""
+    function returns, where the task has no other score.
+
+    Attributes:
+        kinds: of its clients, `trainers.agents.client.make_clients`; by default those of `openai`.
+    """
 
     def __init__(self, name: str):
         self._function = find_function(name)
@@ -53,22 +59,32 @@ class Function:
         self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
         self.files = [inspect.getsourcefile(self._function) or ""]
 
+        self._is_async = inspect.iscoroutinefunction(self._function)
+        self.kinds: tuple[Any, Any] | None = None
+
+    @cached_property
+    def _certificates(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context()  # one for all clients: to make one takes 20 ms
+
     @cached_property
     def _http(self) -> Any:
         import openai
 
-        return openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None), timeout=None)
+        return openai.DefaultHttpxClient(limits=_NO_LIMITS, timeout=None, verify=self._certificates)
 
     def run(self, task: Task) -> Any:
         """What the function returns for a task."""
+        result = self._function(task, self._make_client(task)) if self._takes_client else self._function(task)
+        return asyncio.run(result) if self._is_async else result
+
+    def _make_client(self, task: Task) -> Any:
         import openai
 
-        is_async = inspect.iscoroutinefunction(self._function)
-        kind = openai.AsyncOpenAI if is_async else openai.OpenAI
-        shared = {} if is_async else {"http_client": self._http}  # one for all: to make one takes 20 ms
-        client = kind(base_url=task.base_url, api_key=task.api_key, max_retries=0, timeout=None, **shared)
-        result = self._function(task, client) if self._takes_client else self._function(task)
-        return asyncio.run(result) if is_async else result
+        kinds, http = self.kinds or (openai.OpenAI, openai.AsyncOpenAI), self._http
+        if self._is_async:  # which belongs to the event loop of its episode
+            http = openai.DefaultAsyncHttpxClient(limits=_NO_LIMITS, timeout=None, verify=self._certificates)
+        options = {"base_url": task.base_url, "api_key": task.api_key, "http_client": http}
+        return kinds[self._is_async](**options, max_retries=0, timeout=None)
 
     def cancel(self, task: Task) -> None:
         """Nothing ends a thread: its next call is refused."""

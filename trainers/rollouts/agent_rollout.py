@@ -11,7 +11,8 @@ import torch
 from agent_envs.utils.scripts import EpisodeRecorder
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.agents.calls import Call, Session
-from trainers.agents.programs import AT_ONCE, Command, load_program, run_program
+from trainers.agents.programs import AT_ONCE, Command, Function, load_program
+from trainers.agents.tasks import Episode, Task, run_program
 from trainers.agents.tasks import Episode, Task
 from trainers.engines.engine import Engine, SamplingParams
 from trainers.models.policy import Policy
@@ -36,7 +37,11 @@ class AgentRollout:
 
         self.program, self._timeout, self._max_calls = load_program(agent), timeout, max_calls
         self._callees: dict[str, _Callee] = {}
-        self._endpoint = Endpoint(lambda key: self._callees.get(key))
+        self._endpoint = Endpoint(self._callees.get)
+        if isinstance(self.program, Function):
+            from trainers.agents.client import make_clients  # openai
+
+            self.program.kinds = make_clients(self._callees.get, self._endpoint.url)
         self._slots = threading.Semaphore(AT_ONCE if isinstance(self.program, Command) else 2**16)
 
     def close(self) -> None:
@@ -73,6 +78,8 @@ class AgentRollout:
         try:
             for key, episode in keys.items():
                 episode.cancel = partial(self.program.cancel, tasks[key])
+                if self._slots.acquire(blocking=False):  # counted from now on: calls wait for those of all that run
+                    episode.running, episode.since = True, time.monotonic()
                 threading.Thread(target=self._run, args=(tasks[key], episode, dispatcher), daemon=True).start()
             dispatcher.run(episodes)
         finally:
@@ -87,14 +94,15 @@ class AgentRollout:
 
     def _run(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
         """The episode's thread."""
-        with self._slots:
+        if not episode.running:
+            self._slots.acquire()
+            with dispatcher.changed:
+                episode.running, episode.since = True, time.monotonic()
+        try:
             if not episode.ended:
-                self._run_program(task, episode, dispatcher)
-
-    def _run_program(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
-        with dispatcher.changed:
-            episode.running, episode.since = True, time.monotonic()
-        run_program(self.program, task, episode)
+                run_program(self.program, task, episode)
+        finally:
+            self._slots.release()
         with dispatcher.changed:
             dispatcher.changed.notify_all()
 

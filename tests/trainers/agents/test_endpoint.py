@@ -1,5 +1,6 @@
 """The endpoint by its protocol, and under attack: bodies that are huge, slow or half sent, keys of others, many at once."""
 
+import asyncio
 import json
 import socket
 import time
@@ -7,8 +8,10 @@ import time
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from retrieval_index import server
+from trainers.agents import client as client_module
 from trainers.agents.calls import CallRefused, Turn
 from trainers.agents.endpoint import BODY_BYTES, Endpoint
 
@@ -100,6 +103,58 @@ def test_tools_and_rewards_of_the_episode(served):
     assert httpx.post(f"{url}/tools/no", json={}, headers=headers).status_code == 404
     assert httpx.post(f"{url}/reward", json={"reward": 0.5}, headers=headers).status_code == 200
     assert callees["two"].paid == [0.5] and not callees["one"].paid
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+MADE = ChatCompletionMessage.model_validate(SAID)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_local"),
+    [
+        ({}, True),
+        ({"tools": [ADD], "logprobs": True, "stop": openai.omit, "max_tokens": 9}, True),
+        ({"messages": [*HELLO, MADE, {"role": "tool", "tool_call_id": "call_1_0", "content": "3"}]}, True),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": MADE.tool_calls}], "tools": [ADD]}, True),
+        ({"n": 2}, True),
+        ({"messages": []}, True),
+        ({"api_key": "three"}, True),
+        ({"timeout": 9.0}, False),
+        ({"extra_body": {"n": 2}}, False),
+        ({"messages": [{"role": "user", "content": {"a set"}}]}, False),
+        ({"extra_headers": {"X-A": "b"}, "stream": True}, False),
+    ],
+)  # fmt: skip
+def test_a_function_s_client_answers_as_one_over_http(served, arguments, is_local, monkeypatch):
+    url, callees = served
+    options = {"base_url": url, "api_key": arguments.pop("api_key", "one"), "max_retries": 0, "timeout": None}
+    (kind, _), sent, seen = client_module.make_clients(callees.get, url), [], []
+    post = openai.OpenAI.post
+    monkeypatch.setattr(openai.OpenAI, "post", lambda *a, **how: sent.append(a) or post(*a, **how))
+    for one in (openai.OpenAI(**options), kind(**options)):
+        with one:
+            try:
+                reply = one.chat.completions.create(**{"model": "m", "messages": HELLO} | arguments)
+                parts = [part.model_dump(exclude={"id"}) for part in (reply if "stream" in arguments else [reply])]
+                seen.append((parts, callees["one"].calls[-1].messages))
+            except (openai.OpenAIError, TypeError) as error:
+                seen.append((type(error), [getattr(error, name, None) for name in ("status_code", "code", "body")]))
+    assert seen[0] == seen[1]
+    assert len(sent) == (1 if is_local else 2)
+    assert type(kind(**options).with_options(timeout=3)) is kind
+
+
+def test_an_async_function_s_client_answers_too(served):
+    url, callees = served
+    kind = client_module.make_clients(callees.get, url)[1]
+
+    async def ask(key: str) -> str:
+        async with kind(base_url=url, api_key=key, max_retries=0, timeout=None) as client:
+            return (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content
+
+    assert asyncio.run(ask("one")) == "hello"
+    with pytest.raises(openai.AuthenticationError, match="of no episode that is running"):
+        asyncio.run(ask("three"))
 
 
 @pytest.mark.parametrize(

@@ -1,47 +1,30 @@
 """Programs as agents: their episodes are those of the policy itself; who fails, fails alone; a seed gives one result."""
 
 import json
+import random
 import re
 import sys
 import threading
 import time
-from array import array
-from collections import Counter
 
 import openai
 import pytest
 import torch
 
+from benchmarks.training.agents import SeededEngine
+from examples import openai_agent
 from trainers.agents import programs
-from trainers.agents.calls import seed_of
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_engine, make_envs
+from trainers.models.loading import load_policy
 from trainers.rollouts import dispatcher
-from trainers.rollouts.agent_rollout import AgentRollout, draw_seeds
+from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.rollout import rollout
 from trainers.runtime.errors import UserError
 from trainers.runtime.retry import ToolsFailed
-from trainers.trajectory import to_rows
+from trainers.tiny.cold_start import SHIPPED
 
 WORLD = {"entities": 60, "questions": 20}
-TEXTS = ["the town", "where was the author born?", "and <|im_end|> then?"]
-
-
-class Seeded(TransformersEngine):
-    """Gives the turns of the policy's own rollout the noise that those of a program have."""
-
-    def reset(self):
-        super().reset()
-        self.episodes, self.prompts = None, Counter()
-
-    def submit(self, prompts, params):
-        self.episodes = self.episodes or draw_seeds(len(prompts))
-        seeds = {}
-        for key, prompt in prompts.items():
-            said = array("q", prompt).tobytes()
-            self.prompts[key, said] += 1
-            seeds[key] = seed_of(self.episodes[key], said, self.prompts[key, said])
-        super().submit(prompts, params, seeds)
 
 
 @pytest.fixture
@@ -64,32 +47,33 @@ def chat(client, messages, **options):
     return client.chat.completions.create(model="policy", messages=messages, **options).choices[0]
 
 
-def repeat(task, client):
-    """Say `TEXTS` whatever the policy says, as the environment `recite` does."""
-    messages = [{"role": "system", "content": "Say something."}]
-    for text in TEXTS:
-        messages.append({"role": "user", "content": text})
-        messages.append({"role": "assistant", "content": chat(client, messages).message.content})
-    return "done"
-
-
-def test_an_episode_has_the_ids_mask_and_log_probabilities_of_the_environments_own(agent, make_policy, recite):
-    policy = make_policy("bpe")
-    options = {"seeds": [0, 1], "group_size": 2, "max_new_tokens": 8}
-
-    def flat(episodes):
-        return [[(s.ids, s.mask) for s in to_rows(e.steps)] for e in episodes]
+def test_a_program_has_the_environment_s_own_episodes(agent):
+    """The shipped policy in examples/openai_agent.py: the same ids, masks, log-probabilities and rewards, where all turns can be
+    read; and once more where programs begin in another order."""
+    policy, envs = load_policy(SHIPPED), make_envs("AgentR1/MiniWiki-v0", "{}", "train", 16)
+    stop = envs.envs[0].stop
 
     def play(roll_out, engine):
         torch.manual_seed(3)
-        return roll_out(recite([TEXTS] * 4), policy, engine, **options)
+        return roll_out(envs, policy, engine, seeds=[0, 1], group_size=8, max_new_tokens=40)
 
-    own = play(rollout, Seeded(policy, ("</search>",)))
-    ours = play(agent(repeat), TransformersEngine(policy, ("</search>",)))
-    assert flat(ours) == flat(own) and all(len(e.steps) == 3 for e in ours)
-    for mine, theirs in zip(ours, own, strict=True):
+    own = play(rollout, SeededEngine(policy, stop))
+    ours = play(agent("examples.openai_agent:solve"), TransformersEngine(policy, stop))
+    readable = [i for i, episode in enumerate(own) if not any("Invalid" in m["content"] for m in episode.messages)]
+    assert len(readable) > 13
+    for mine, theirs in ((ours[i], own[i]) for i in readable):
+        assert [(row.ids, row.mask) for row in mine.rows] == [(row.ids, row.mask) for row in theirs.rows]
         for a, b in zip(mine.steps, theirs.steps, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5) and a.reward == pytest.approx(b.reward)
+        assert mine.score == theirs.score
+    JITTER[:] = [random.random() / 20 for _ in range(20)]
+    again = play(agent(wait_and_solve), TransformersEngine(policy, stop))
+    assert [e.steps for e in again] == [e.steps for e in ours] and len(JITTER) == 4
+
+
+def wait_and_solve(task, client):
+    time.sleep(JITTER.pop())
+    return openai_agent.solve(task, client)
 
 
 def search_twice(task, client):
@@ -272,7 +256,7 @@ def test_an_async_function_is_an_agent_too(agent, wiki):
     [
         ("no_such_module_x:solve", "there is no module 'no_such_module_x'"),
         ("test_agent_rollout:no", "has no 'no'"),
-        ("test_agent_rollout:TEXTS", "is no function, got list"),
+        ("test_agent_rollout:WORLD", "is no function, got dict"),
         ("no-such-command-x agent.js", "there is no command 'no-such-command-x agent.js'"),
     ],
 )
