@@ -11,8 +11,7 @@ import torch
 from agent_envs.utils.scripts import EpisodeRecorder
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.agents.calls import Call, Session
-from trainers.agents.programs import AT_ONCE, Command, Function, load_program
-from trainers.agents.tasks import Episode, Task, run_program
+from trainers.agents.programs import AT_ONCE, Command, Function, load_program, run_program
 from trainers.agents.tasks import Episode, Task
 from trainers.engines.engine import Engine, SamplingParams
 from trainers.models.policy import Policy
