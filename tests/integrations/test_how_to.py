@@ -1,5 +1,6 @@
-"""What the recipes of docs/how_to.md under "Other libraries" show does what it says."""
+"""The recipes of docs/how_to.md do what the page states."""
 
+import json
 import re
 import sys
 from functools import partial
@@ -11,8 +12,21 @@ import pytest
 from trainers import grpo
 from trainers.tiny.cold_start import SHIPPED
 
-SECTION = (Path(__file__).parents[2] / "docs/how_to.md").read_text(encoding="utf-8").partition("## Other libraries")[2]
-TRL, SB3, COLOURS, EPISODE = re.findall(r"```python\n(.*?)```", SECTION.partition("\n## ")[0], re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs/how_to.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## Other libraries")[2]
+_, FORMAT, HOOK, TRL, SB3, COLOURS, EPISODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_a_format_of_ones_own():
+    said = {}
+    exec(FORMAT, said)
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", format=said["Arrows"])
+    assert env.reset(seed=0)[1]["instructions"].endswith("Write SEARCH: words, or ANSWER: text.")
+    assert env.step("SEARCH: town")[4]["calls"] == 1
+    assert env.step("ANSWER:")[0] == "Write SEARCH: words, or ANSWER: text."
+    assert env.step("ANSWER: x")[2]
+    format = env.unwrapped.format
+    assert all(format.write(format.parse(text)) == text for text in ("SEARCH: a b", "ANSWER: x"))
 
 
 def test_an_episode():
@@ -22,7 +36,7 @@ def test_an_episode():
     assert "<information>" in said["reply"].text and not said["reply"].done
 
 
-def test_an_environment_of_ones_own_is_trained_in(tmp_path, monkeypatch):
+def test_an_environment_of_ones_own_is_trained_in_with_a_hook(tmp_path, monkeypatch):
     (tmp_path / "my_module.py").write_text(COLOURS)
     monkeypatch.syspath_prepend(str(tmp_path))
     id = re.search(r"trainers.grpo --env (\S+)", SECTION)[1]
@@ -31,8 +45,10 @@ def test_an_environment_of_ones_own_is_trained_in(tmp_path, monkeypatch):
             env=id, env_kwargs='{"max_turns": 2}', model=str(SHIPPED), out=tmp_path / "run", updates=1,
             questions_per_update=2, group_size=2, max_new_tokens=4, eval_questions=1, final_questions=1,
         )  # fmt: skip
-        grpo.main(args)
-        assert '"step": 1' in (tmp_path / "run" / "metrics.jsonl").read_text()
+        said = {"__name__": "my_grpo"}
+        exec(HOOK, said)
+        said["train"](args)
+        assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["mine/longest"] == 2
     finally:
         gymnasium.registry.pop(id.partition(":")[2], None)
         sys.modules.pop("my_module", None)
