@@ -41,10 +41,10 @@ class ChatTokens(ControlTokens):
             number is "on" where there is a switch.
 
     Attributes:
-        dialect: how the template writes calls; None where functions cannot be used with it.
+        dialect: how the template writes calls; None if functions cannot be used with it.
         refusal: why not, in one line.
         template_options: what the template is given beside messages and tools.
-        opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
+        opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" if
             thoughts are the model's to open.
         thought_marks: marks around a thought of the model.
         end_ids: those that end a turn, whoever wrote them.
@@ -152,7 +152,7 @@ class ChatTokens(ControlTokens):
         """A turn that is text, as the ids after a generation prompt, for teaching it.
 
         Args:
-            text: the turn; where it has no thought, it begins as the template begins such turns, with an empty one perhaps.
+            text: the turn; if it has no thought, it begins as the template begins such turns, with an empty one perhaps.
             ended: with its end.
             last: of the conversation, which some templates begin in another way.
         """
@@ -232,7 +232,7 @@ class ChatTokens(ControlTokens):
 
     def continue_prompt(self, text: str) -> str:
         """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
-        empty where the text has none."""
+        empty if the text has none."""
         said = text.lstrip()
         if not self.opened_thought or ("</think>" in said and "<think>" not in said.partition("</think>")[0]):
             return text

@@ -16,7 +16,7 @@ _LINE = 200  # characters of a turn, and of what came back, that a summary keeps
 
 
 def make_context(spec: str | Rewriting) -> Rewriting | None:
-    """Make a rewriting by name; None where the context only grows.
+    """Make a rewriting by name; None if the context only grows.
 
     Args:
         spec: ``"append"``; ``"template"``, see `Template`; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the

@@ -76,7 +76,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.scripts
 
     questions: "Sequence[Question] | None" = None
-    """The fixed list of questions of the split, or None where instances are made from seeds. The trainer takes an environment
+    """The fixed list of questions of the split, or None if instances are made from seeds. The trainer takes an environment
     that has one for a `QAEnv`: Naive RAG searches for the questions, and their answers are scored by ``task``."""
 
     def __init__(

@@ -184,7 +184,7 @@ def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
 
 
 def make_task(task: Callable[..., ToolEnv], arguments: dict[str, Any]) -> ToolEnv:
-    """A task with these arguments. Where its constructor takes no ``split``, `ToolEnv.hold_out` gives it one."""
+    """A task with these arguments. If its constructor takes no ``split``, `ToolEnv.hold_out` gives it one."""
     if "split" not in arguments or takes_split(task):
         return task(**arguments)
     env = task(**{name: value for name, value in arguments.items() if name != "split"})

@@ -65,7 +65,7 @@ def continue_imitation(
 
     Args:
         envs: training environments.
-        folder: where the result is kept, and found by a second call for as many seconds.
+        folder: folder of the result, which a second call for the same seconds finds.
         demonstrator: the one that the cold start imitated.
         start: tells ``base`` from other starts.
 

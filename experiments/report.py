@@ -299,7 +299,7 @@ def _describe_difference(task: Mapping, recipe: Mapping) -> str:
 
 
 def _seed_values(seeds: Sequence[Mapping], task: str | None, key: str) -> list[float]:
-    """A measure for each seed, on one column or as the mean over all; empty where an agent has no such measure."""
+    """A measure for each seed, on one column or as the mean over all; empty if an agent has no such measure."""
     chosen = [[rows[task]] if task else list(rows.values()) for rows in seeds]
     if any(key not in row for rows in chosen for row in rows):
         return []

@@ -96,7 +96,7 @@ def search(
         index: Folder that `build` wrote.
         k: How many passages to print.
         verify: How thoroughly to check the files first: full reads all of them.
-        encoder: Where the model of a dense index is now, if it has moved since the build.
+        encoder: Place of a dense index's model, if it has moved since the build.
     """
     searcher = load(index, verify=verify, encoder=encoder)
     passages = searcher.search([query], k)[0]
@@ -155,7 +155,7 @@ def serve(
         port: TCP port.
         cache: How many recent queries to remember with their results; 0 for none.
         verify: How thoroughly to check the files first: full reads all of them.
-        encoder: Where the model of a dense index is now, if it has moved since the build.
+        encoder: Place of a dense index's model, if it has moved since the build.
         max_batch: Queries that one request may have.
         max_topk: Passages that a request may ask for, a query.
         max_waiting: Queries that may wait; requests beyond are answered 429.

@@ -38,7 +38,7 @@ THREADED = 16  # queries that are worth a thread of their own
 
 
 def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
-    """Raise a ValueError where the constants of the formula are out of range."""
+    """Raise a ValueError if the constants of the formula are out of range."""
     if not (0 <= k1 < math.inf and 0 <= b <= 1):
         raise ValueError(f"k1 must be at least 0 and b from 0 to 1, got k1 = {k1} and b = {b}")
 

@@ -131,7 +131,7 @@ def _detail(answer: bytes) -> str:
 
 
 def _retry_after(headers: httpx.Headers) -> float:
-    """Seconds that the server asks to wait; 0 where it does not say so in seconds."""
+    """Seconds that the server asks to wait; 0 if it does not say so in seconds."""
     try:
         return min(max(float(headers["Retry-After"]), 0.0), LONGEST_PAUSE)
     except (KeyError, ValueError):

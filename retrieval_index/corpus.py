@@ -64,7 +64,7 @@ def title_from(text: str) -> str:
 def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
     """Title and text of `contents` as FlashRAG and Search-R1 have them: the title is the first line, mostly in double quotes.
 
-    One pair of quotes goes, which keeps '"Heroes" (album)' whole. Where there is only one line, it is text. Where the
+    One pair of quotes goes, which keeps '"Heroes" (album)' whole. If there is only one line, it is text. If the
     ``title`` is known, what goes is a beginning that equals it.
     """
     if title is not None:
@@ -78,7 +78,7 @@ def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
 
 
 def passage_from_row(row: object) -> Passage:
-    """The passage of a JSON value, a ValueError where it is none. An `id` that is a number becomes a string, HTML entities
+    """The passage of a JSON value, a ValueError if it is none. An `id` that is a number becomes a string, HTML entities
     in title and text become characters, other fields are ignored."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with id, title and text, got {type(row).__name__}")
@@ -183,7 +183,7 @@ def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
 
 
 def write_line_sums(folder: Path) -> None:
-    """Write the CRC-32 of each line of a stored corpus beside it; nothing where there is no corpus."""
+    """Write the CRC-32 of each line of a stored corpus beside it; nothing if there is no corpus."""
     if (folder / PASSAGES_FILE).is_file():
         with open(folder / PASSAGES_FILE, "rb") as lines:
             sums = array("L", map(crc32, lines))  # canonical JSON holds no other line feed

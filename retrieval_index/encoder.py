@@ -39,7 +39,7 @@ class Encoder(Protocol):
         ...
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """float32 [len(texts), dimension], each row of norm 1, or 0 where the encoder knows nothing of the text."""
+        """float32 [len(texts), dimension], each row of norm 1, or 0 if the encoder knows nothing of the text."""
         ...
 
     def encode_queries(self, texts: list[str]) -> np.ndarray:
@@ -80,7 +80,7 @@ class SvdEncoder:
         cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent
     ) -> SvdEncoder:
         """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept.
-        Raises ValueError where there is no word to learn."""
+        Raises ValueError if there is no word to learn."""
         from sklearn.utils.extmath import randomized_svd
 
         vectorizer = _vectorizer(max_features=max_terms)

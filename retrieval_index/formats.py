@@ -115,7 +115,7 @@ def explain_encoding(error: UnicodeDecodeError) -> str:
 
 def decode_next(file: TextIO, buffer: str, at: int) -> tuple[object, str, int]:
     """The JSON value that begins at ``buffer[at]``, the buffer with what had to be read of the file, and where in it
-    the value ends. Raises ValueError or RecursionError where it is broken, and not only cut off."""
+    the value ends. Raises ValueError or RecursionError if it is broken, and not only cut off."""
     while True:
         try:
             value, end = _DECODE(buffer, at)

@@ -81,7 +81,7 @@ class HybridIndex(Index):
 
 
 def fuse(rankings: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fuse rankings of one query (rows int64, best first, -1 where a ranking has ended) into all rows found, best first
+    """Fuse rankings of one query (rows int64, best first, -1 if a ranking has ended) into all rows found, best first
     and equal ones in ascending order, and their scores, float64."""
     rows = np.concatenate(rankings)
     gains = np.concatenate([1 / (RANK_CONSTANT + 1 + np.arange(len(ranking))) for ranking in rankings])

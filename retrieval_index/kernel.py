@@ -87,7 +87,7 @@ def _distinct(tokens, term_maxima, terms, counts, bounds, slot):
 
 
 def _first_threshold(counts, bounds, at, ends, k, term_scores):
-    """A score that at least k passages reach, from single rare terms; 0 where none has k postings."""
+    """A score that at least k passages reach, from single rare terms; 0 if none has k postings."""
     threshold = np.float32(0)
     best = np.empty(k, np.float32)
     for i in range(len(at) - 1, -1, -1):  # the rarest first: then the others can mostly be left out
@@ -210,7 +210,7 @@ def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima)
         term_maxima: float32 [n terms], the highest score of each term.
 
     Returns:
-        rows int64 [n queries, k] and scores float32 [n queries, k]; -1 and 0 where no further passage scored above 0.
+        rows int64 [n queries, k] and scores float32 [n queries, k]; -1 and 0 if no further passage scored above 0.
     """
     n_queries = len(starts) - 1
     rows = np.full((n_queries, k), -1, np.int64)

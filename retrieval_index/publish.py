@@ -31,7 +31,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     If the block is interrupted, the folder is removed; or kept, where there is a `request` (JSON-able): the next call
     with an equal request is given it as it was left.
 
-    Raises a FileExistsError where `folder` is no index, or holds more than one, or another process is writing to it.
+    Raises a FileExistsError if `folder` is no index, or holds more than one, or another process is writing to it.
     """
     folder = Path(folder).resolve()  # behind a link is what is replaced, and the link stays
     _check_replaceable(folder)
@@ -83,7 +83,7 @@ def outside_indexes(files: list[Path]) -> list[Path]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise a FileExistsError where a folder holds anything that was not written with an index, such as notes beside it, or
+    """Raise a FileExistsError if a folder holds anything that was not written with an index, such as notes beside it, or
     where none can be put in its place."""
     if os.path.ismount(folder):  # as a volume of a container is
         raise FileExistsError(f"{folder} is a mount point, in whose place no folder can be put: choose a folder in it")

@@ -43,8 +43,8 @@ class Searcher(Protocol):
         """The same ranking as arrays, for code that fuses or merges rankings.
 
         Returns:
-            rows: int64 [len(queries), min(k, len(corpus))], row numbers of the corpus; -1 where nothing more matched.
-            scores: float32, the same shape; 0 where `rows` is -1.
+            rows: int64 [len(queries), min(k, len(corpus))], row numbers of the corpus; -1 if nothing more matched.
+            scores: float32, the same shape; 0 if `rows` is -1.
         """
         ...
 

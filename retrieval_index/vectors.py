@@ -157,11 +157,11 @@ def search(
     """The best `k` of the index for each query (float32 [n, dimension]), best first, equal scores by lower row.
 
     Args:
-        vectors: float16 [rows, dimension] to score the shortlist with; None where the index is lossless.
+        vectors: float16 [rows, dimension] to score the shortlist with; None if the index is lossless.
         shortlist: how many candidates to score anew; by default ten times k, at least 100.
 
     Returns:
-        rows int64 [n, k], -1 where the index found nothing more; scores float32 [n, k], there 0.
+        rows int64 [n, k], -1 if the index found nothing more; scores float32 [n, k], there 0.
     """
     if vectors is None:
         scores, rows = _find_with_ties(index, queries, k)

@@ -1,7 +1,7 @@
 """Files of an index, read so that no one else's write reaches a search.
 
 What is read is copied into memory and compared with a checksum of the build: small files as a whole, large arrays block by
-block when a search first needs them. Where a file was overwritten or cut off under a running server, a search that would
+block when a search first needs them. If a file was overwritten or cut off under a running server, a search that would
 read the damage raises `IndexCorrupt`; a memory map would give other answers, or end the process.
 
 The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
@@ -60,7 +60,7 @@ def save_sums(path: Path, sums: np.ndarray) -> None:
 
 
 def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:
-    """The checksums of a file's parts; None where it has none."""
+    """The checksums of a file's parts; None if it has none."""
     sums = path.with_name(path.name + SUMS)
     return np.fromfile(sums, dtype) if sums.is_file() else None
 
@@ -103,7 +103,7 @@ class VerifiedArray:
 
     Attributes:
         shape, dtype: of the array.
-        array: it, zero where a block is not read yet; another one when what was read has been forgotten.
+        array: it, zero if a block is not read yet; another one when what was read has been forgotten.
     """
 
     def __init__(self, path: Path):

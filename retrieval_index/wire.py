@@ -51,7 +51,7 @@ def entry_of(passage: Passage, with_score: bool) -> dict:
 
 
 def passage_of(entry: object) -> Passage:
-    """The passage of an entry with a score, a ValueError where it is none. Documents of other servers may lack the title
+    """The passage of an entry with a score, a ValueError if it is none. Documents of other servers may lack the title
     (then it is the first line of the contents, see `split_contents`), carry the text on its own, and lack the id."""
     match entry:
         case {"document": {"contents": str(contents)} as document, "score": int() | float() as score}:

@@ -1,4 +1,4 @@
-"""The benchmarks that can be loaded by name: where they live, what their files are called, and how a record of each is read.
+"""The benchmarks that can be loaded by name: their places, the names of their files, and how to read a record of each.
 
 The copies on the hub hold the same records as the official files, with columns instead of pairs, and names such as
 `question_id`. FlashRAG (https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets) and Search-R1
@@ -93,7 +93,7 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
 
 
 def gold_paragraphs(titles: Sequence[str], passages: Iterable[Passage]) -> list[str]:
-    """The keys of the paragraphs with these titles; [] where one of them is the title of no passage, or of several."""
+    """The keys of the paragraphs with these titles; [] if one of them is the title of no passage, or of several."""
     wanted = [html.unescape(title) for title in titles]
     named = ((html.unescape(passage.title), passage.text) for passage in passages)
     keys: dict[str, set[str]] = {title: set() for title in wanted}

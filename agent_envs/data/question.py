@@ -175,7 +175,7 @@ def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def first_record(path: Path, wanted: Callable[[Record], bool]) -> Record:
-    """The first record that is wanted; empty where there is none."""
+    """The first record that is wanted; empty if there is none."""
     return next((record for _, record in numbered_records(path) if wanted(record)), {})
 
 

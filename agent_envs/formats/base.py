@@ -107,7 +107,7 @@ def exact(express: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
 
 
 def check_tools(tools: Sequence[Tool], answers: bool, reserved: Iterable[str] = ()) -> None:
-    """Raises ValueError where these tools cannot be told apart by name, or where there is nothing to do at all."""
+    """Raises ValueError if these tools cannot be told apart by name, or if there is nothing to do."""
     names = [tool.name for tool in tools]
     if not names and not answers:
         raise ValueError("an agent without tools and without answers can do nothing: give it a tool, or answers=True")

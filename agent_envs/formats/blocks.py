@@ -84,7 +84,7 @@ def quote(text: str, tags: Iterable[str]) -> str:
 
 
 def find_end(text: str, stop: Iterable[str]) -> int | None:
-    """Where the first of the ``stop`` strings outside of thoughts ends; None where there is none. As in `read_blocks`, a text
+    """Where the first of the ``stop`` strings outside of thoughts ends; None if there is none. As in `read_blocks`, a text
     may begin inside a thought."""
     head, closed, _ = text.partition("</think>")
     thinks = bool(closed) and "<think>" not in head

@@ -173,7 +173,7 @@ def _known_turn(count: int, quote: Callable[[Any], Any] = lambda value: value) -
 
 
 def _check_results(render: Render, messages: list[dict[str, Any]], count: int) -> str:
-    """A conversation after the results of its last message, up to the next turn. Raises ValueError where they cannot be told
+    """A conversation after the results of its last message, up to the next turn. Raises ValueError if they cannot be told
     from each other, or the next turn does not follow."""
     results = [
         {"role": "tool", "name": "look_up", "tool_call_id": f"known000{i}", "content": _KNOWN_RESULTS[i]}
@@ -194,7 +194,7 @@ def _check_results(render: Render, messages: list[dict[str, Any]], count: int) -
 
 
 def write_known_calls(render: Render) -> str:
-    """A conversation with a call and its result as the template writes it, for the marks around them; "" where it cannot."""
+    """A conversation with a call and its result as the template writes it, for the marks around them; "" if it cannot."""
     question = {"role": "user", "content": "Look it up."}
     result = {"role": "tool", "name": "look_up", "tool_call_id": "known0000", "content": _KNOWN_RESULTS[0]}
     try:

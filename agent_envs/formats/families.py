@@ -180,7 +180,7 @@ def read_typed(text: str, schema: Any) -> Any:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types that a schema allows; empty where it does not say."""
+    """The types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict):
         return set()
     if options := schema.get("anyOf") or schema.get("oneOf"):

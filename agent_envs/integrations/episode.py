@@ -259,7 +259,7 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[
 
 
 def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The assistant message of these calls, for the format "native"; None where the arguments are no JSON."""
+    """The assistant message of these calls, for the format "native"; None if the arguments are no JSON."""
     try:
         made = [
             {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": dumps(dict(arguments))}}

@@ -144,7 +144,7 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
 
     Args:
         id: "Name-v0", or "module:Name-v0" to import the module first; of this suite, "MiniWiki" is enough.
-        kwargs: of the environment. Where it is hosted, those that its constructor does not name and `HostedEnv` does,
+        kwargs: of the environment. If it is hosted, those that its constructor does not name and `HostedEnv` does,
             such as ``instructions`` and ``max_turns``, are the host's.
 
     Raises:
@@ -195,7 +195,7 @@ def make_registered(id_or_spec: str | EnvSpec, **kwargs: Any) -> gymnasium.Env:
 
 def find_spec(id: str) -> EnvSpec:
     """What is registered under an id, in full or as `registration.full_id` takes it; "module:Name-v0" imports the module
-    first, from the working folder too. Raises UnknownEnvironment, or ValueError where there is no such module."""
+    first, from the working folder too. Raises UnknownEnvironment, or ValueError if there is no such module."""
     module = id.rpartition(":")[0]
     if module and os.getcwd() not in sys.path:  # a script that was started elsewhere, an installed command
         sys.path.append(os.getcwd())
@@ -249,14 +249,14 @@ _HOST = (set(inspect.signature(HostedEnv.__init__).parameters) | COMMON) - {"sel
 
 
 def _parameters(spec: EnvSpec) -> set[str] | None:
-    """The names that an entry point takes; None where it takes any."""
+    """The names that an entry point takes; None if it takes any."""
     parameters = inspect.signature(_entry_point(spec)).parameters
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return None if anything else set(parameters)
 
 
 def _named_parameters(spec: EnvSpec) -> set[str] | None:
-    """The names that an entry point takes for itself; None where what it is given may go on to a `ToolEnv`."""
+    """The names that an entry point takes for itself; None if what it is given may go on to a `ToolEnv`."""
     made = _entry_point(spec)
     if isinstance(made, type) and not issubclass(made, ToolEnv):  # what else it takes is unknown
         parameters = inspect.signature(made).parameters.values()

@@ -55,7 +55,7 @@ class _Executor(AgentExecutorBase):
 
     async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
         """Run the question of a row of `dataset`; vLLM's ``max_tokens`` bounds a turn, ``max_length`` the whole episode.
-        Raises a ValueError where the dataset is another one or the prompt has no room, a RuntimeError where a tool breaks for ten
+        Raises a ValueError if the dataset is another one or the prompt has no room, a RuntimeError if a tool breaks for ten
         minutes."""
         seed, split = _read(label)
         pool = self._idle.setdefault(split, [])

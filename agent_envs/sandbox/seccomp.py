@@ -74,7 +74,7 @@ def setup_numbers() -> dict[str, int]:
 @cache
 def program(machine: str | None = None) -> bytes:
     """The filter as an array of ``struct sock_filter``, for `machine` or this one.
-    Raises KeyError: where the machine is not `is_supported`."""
+    Raises a KeyError if the machine is not `is_supported`."""
     column, architecture = _MACHINES[machine or platform.machine()]
     rows = (row.split() for row in _TABLE.split(","))
     numbers = {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}

@@ -35,7 +35,7 @@ class _TooMuchWork(Exception):
 
 
 def compile_parameters(parameters: Mapping[str, Any]) -> Check:
-    """The check of a tool's arguments: what is wrong with them in words for the agent, None where they fit.
+    """The check of a tool's arguments: what is wrong with them in words for the agent, None if they fit.
 
     Compiled once for equal schemas.
 
@@ -133,7 +133,7 @@ def _linear(pattern: str) -> Callable[[str], bool]:
 
 
 def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
-    """What the references of a schema are to; a ValueError where that is not a schema inside it."""
+    """What the references of a schema are to; a ValueError if that is not a schema inside it."""
     parts = list(_parts(schema))
     schemas = {id(part) for part in parts}
     for part in parts:

@@ -85,7 +85,7 @@ def gae(
 
 
 def check_turns(turns: torch.Tensor, mask: torch.Tensor) -> None:
-    """Raise a ValueError where a token in the mask has no turn, or where turns do not come in order."""
+    """Raise a ValueError if a token in the mask has no turn, or if turns do not come in order."""
     if turns.shape != mask.shape:
         raise ValueError(f"turns must be of the mask's shape {list(mask.shape)}, got {list(turns.shape)}")
     if (mask & (turns < 0)).any():

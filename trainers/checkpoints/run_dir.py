@@ -1,4 +1,4 @@
-"""The folder of a training run: where it lies, its checkpoints, and the report that closes it.
+"""The folder of a training run: its path, its checkpoints, and the report that closes it.
 
 | file | written by | when |
 |---|---|---|

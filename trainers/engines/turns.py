@@ -1,4 +1,4 @@
-"""A turn while it is sampled: where it ends, and where a thought that has used up its budget is closed."""
+"""A turn while it is sampled: its end, and where a thought that has used up its budget is closed."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -127,7 +127,7 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
 
 
 def next_noise(turns: Sequence[OpenTurn]) -> torch.Tensor | None:
-    """`trainers.engines.sampling.sample`'s, float64 [M], for the next token of each turn; None where they have none of their
+    """`trainers.engines.sampling.sample`'s, float64 [M], for the next token of each turn; None if they have none of their
     own. A turn that has ended is drawn for all the same."""
     if not all(turn.noise for turn in turns):
         return None

@@ -43,7 +43,7 @@ class EndpointStopped(TrainingStopped):
 
 
 def check(url: str) -> None:
-    """Raise a ValueError where the address is none, or where the client is not installed."""
+    """Raise a ValueError if the address is invalid, or the client is not installed."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"api must be an address such as http://127.0.0.1:8000/v1, got {url!r}")
@@ -189,7 +189,7 @@ class ApiAgent:
         raise EpisodeFailed(text)
 
     def _request(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
-        """One request. Where the API names another parameter that it wants, that is what it gets from then on; a model that
+        """One request. If the API names another parameter that it wants, that is what it gets from then on; a model that
         thinks gets no stop strings, which would end its thoughts."""
         import openai
 

@@ -116,7 +116,7 @@ def run_script(
 
 
 def data_digest(env: ToolEnv) -> str:
-    """A fingerprint of the questions of a split and of the passages that are searched; "" where instances are made from
+    """A fingerprint of the questions of a split and of the passages that are searched; "" if instances are made from
     seeds."""
     if isinstance(env, MixtureEnv):
         return "".join(map(data_digest, env.tasks.values()))

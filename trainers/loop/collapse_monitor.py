@@ -79,7 +79,7 @@ class CollapseMonitor:
         """Take the statistics of one update, whichever there are; one that is left out neither continues nor ends a symptom.
 
         Args:
-            gradient_norm: before clipping; left out where the update was skipped.
+            gradient_norm: before clipping; left out if the update was skipped.
             empty_filter: whether the filter left no group, so that the update was skipped.
             statistics: by the names of `RULES`.
         """

@@ -28,7 +28,7 @@ class Critic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch, states: HiddenStates | None = None) -> torch.Tensor:
-        """Compute V_t, float [B, T], from everything before token t; zero where the mask is 0.
+        """Compute V_t, float [B, T], from everything before token t; zero if the mask is 0.
 
         ``states``: `Policy.hidden_states` if already known, for a critic that shares the policy's layers.
         """

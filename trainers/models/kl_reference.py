@@ -1,4 +1,4 @@
-"""The KL penalty to the policy that training started from: where it goes, and how its coefficient is steered."""
+"""The KL penalty to the policy that training started from: its place, and the control of its coefficient."""
 
 import torch
 

@@ -108,7 +108,7 @@ class Policy(ChatTokens):
         ``states``: `hidden_states` of the batch, if already known.
 
         Returns:
-            Two float32 [B, T] tensors, zero where the mask is 0; the second has a gradient only with ``entropy_gradient``.
+            Two float32 [B, T] tensors, zero if the mask is 0; the second has a gradient only with ``entropy_gradient``.
         """
         hidden, node_index = self.hidden_states(batch) if states is None else states
         target_mask = batch.mask[:, 1:]

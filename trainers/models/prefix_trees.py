@@ -73,7 +73,7 @@ def strip_padding(batch: Batch) -> list[list[int]]:
 
 
 def build_trees(batch: Batch, always: bool = False, token_cost: int = TOKEN_COST) -> PrefixTrees | None:
-    """The rows of a batch as prefix trees; None where no two of them are worth grouping, unless ``always``."""
+    """The rows of a batch as prefix trees; None if no two of them are worth grouping, unless ``always``."""
     ids = strip_padding(batch)
     groups = list(group_by_prefix(ids, token_cost=token_cost))
     if len(groups) == len(ids) and not always:

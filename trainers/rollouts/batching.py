@@ -170,7 +170,7 @@ def shuffle_minibatches(batch: Batch, args: TrainArgs, rng: np.random.Generator)
 
 def count_normalizer(batch: Batch, rows: torch.Tensor, valid: torch.Tensor, args: TrainArgs) -> int:
     """What the losses of these rows are divided by: their action tokens, or how many sequences they are of. Those of episodes
-    that failed do not count; 1 where there are no others.
+    that failed do not count; 1 if there are no others.
 
     Args:
         rows: int64 [b].
@@ -212,7 +212,7 @@ class UpdateMetrics:
     @staticmethod
     @torch.no_grad()
     def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
-        """Means over the action tokens of a micro-batch; all tensors are [B, T]. ``clipped``: where the ratio is out of range."""
+        """Means over the action tokens of a micro-batch; all tensors are [B, T]. ``clipped``: the ratio is out of range."""
         sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
         values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
         if batch.importance_weights is not None:

@@ -17,7 +17,7 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
     with; else function calls, if its chat template and the tasks take them; else the environments' own.
 
     Args:
-        model: where the policy comes from.
+        model: path or id of the policy.
 
     Raises:
         ValueError: function calls are asked for, and cannot be used with the chat template.

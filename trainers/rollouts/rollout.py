@@ -192,7 +192,7 @@ class _Turns:
 
         ``cut``: the environments whose turn reached its greatest length, or the model's last position, before its end.
 
-        The order of events does not depend on how long they take, so a seed repeats. Where no tool waits, one batch with
+        The order of events does not depend on how long they take, so a seed repeats. If no tool waits, one batch with
         all turns is faster.
         """
         if self.pool is None:

@@ -42,8 +42,8 @@ def to_json_types(value: Any) -> Any:
 
 
 class Progress:
-    """A live line with a bar, the latest figures and the time left; plain lines outside a terminal. ``total``: where it ends, in
-    ``unit``; ``initial``: where a resumed run begins."""
+    """A live line with a bar, the latest figures and the time left; plain lines outside a terminal. ``total``: the end, in
+    ``unit``; ``initial``: the start of a resumed run."""
 
     def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
         self.console = Console(stderr=True)

@@ -35,7 +35,7 @@ _state = _State()  # of the process, as signals are
 
 
 def received() -> int:
-    """The number of the signal that has asked this process to stop; 0 where none has."""
+    """The number of the signal that has asked this process to stop; 0 if none has."""
     return _state.received
 
 

@@ -188,7 +188,7 @@ def save(folder: Path, policy: Policy, seconds: float) -> None:
 
 
 def read(folder: Path) -> tuple[Policy, float] | None:
-    """What `save` wrote, with its random state; None where there is none, or where it is damaged, which is said."""
+    """Read what `save` wrote, with its random state; None without it, or with a warning if it is damaged."""
     if not checkpoint.is_checkpoint(folder):
         return None
     try:

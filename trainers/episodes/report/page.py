@@ -166,7 +166,7 @@ def _last_rows(parts: Sequence[Mapping]) -> dict:
 
 
 def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
-    """Metrics by name: a value of six digits for each line, None where it has none."""
+    """Metrics by name: a value of six digits for each line, None if it has none."""
     names = dict.fromkeys(name for line in lines for name in line)
     values = {name: [line.get(name) for line in lines] for name in names}
     return {
