@@ -17,7 +17,7 @@ from agent_envs.registration import full_id
 from retrieval_index.command_line import check_port, fail, run
 from retrieval_index.printable import printable
 
-_ID_HELP = 'Registered id, or its middle part: "MiniWiki"; module:Mine/Name-v0 imports a module of your own first.'
+_ID_HELP = 'Registered id, or its middle part: "MiniWiki". module:Mine/Name-v0 imports your module first.'
 Id = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=_ID_HELP, metavar="ID")]
 _KWARGS_HELP = "Arguments of the environment as JSON, for example '{\"max_turns\": 3}'."
 EnvKwargs = Annotated[str, tyro.conf.arg(help=_KWARGS_HELP)]
@@ -39,11 +39,11 @@ def list_environments() -> None:
 
 
 def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int = 0) -> None:
-    """Print what an agent sees, may do and is rewarded for, and an episode of a script, as Markdown.
+    """Print an environment as Markdown: what an agent sees, may do and is rewarded for, and an episode of a script.
 
     Args:
-        script: which of the task's scripts; by default its oracle, or else its last one.
-        seed: which episode.
+        script: name of the task's script. Default: its oracle, else its last one.
+        seed: seed of the episode.
     """
     from agent_envs.utils.describe import page
 
@@ -54,13 +54,13 @@ def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: in
 
 
 def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | None = None) -> None:
-    """Be the agent: read the observation, type a turn, see its reward. An empty line shows how turns look.
+    """Act as the agent: read the observation, type a turn, see its reward. An empty line prints example turns.
 
-    To watch a model, python -m trainers.play.
+    python -m trainers.play shows an episode of a model.
 
     Args:
-        script: watch this script of the task instead.
-        seed: which episode; a random one by default.
+        script: script of the task to watch instead.
+        seed: seed of the episode; random by default.
     """
     id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
@@ -72,7 +72,7 @@ def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | 
 
 
 def check(id: Id, /, env_kwargs: EnvKwargs = "{}", steps: int = 200) -> None:
-    """Check that an environment keeps the promises of this suite (agent_envs.utils.checker).
+    """Check an environment against the contract of this suite (agent_envs.utils.checker).
 
     Args:
         steps: turns of fuzzing, and of each comparison.
@@ -95,13 +95,13 @@ def baselines(
     ids: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, env_kwargs: EnvKwargs = "{}", episodes: int = 200,
     seed: int = 0, out: Path | None = None,
 ) -> None:  # fmt: skip
-    """Print the scores of random, scripted and all-knowing agents on tasks, in one table.
+    """Print the scores of random, scripted and oracle agents on tasks, in one table.
 
     Args:
-        ids: registered ids, or their middle parts; by default all of them that can be made here.
-        episodes: of each agent; of the training split, unless --env-kwargs sets '{"split": "validation"}'.
-        seed: of the first episode.
-        out: a JSON file for the rows.
+        ids: registered ids, or their middle parts. Default: all that can be made here.
+        episodes: episodes of each agent, of the training split unless --env-kwargs sets '{"split": "validation"}'.
+        seed: seed of the first episode.
+        out: JSON file for the rows.
     """
     if episodes < 0:
         raise SystemExit(f"--episodes must be at least 0 (all of them), got {episodes}")
@@ -133,15 +133,15 @@ def baselines(
 def serve(
     id: Id, /, env_kwargs: EnvKwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128
 ) -> None:
-    """Serve an environment to trainers elsewhere, by OpenEnv's server (pip install 'agent-r1-envs[openenv]').
+    """Serve an environment to trainers on other machines, by OpenEnv's server (pip install 'agent-r1-envs[openenv]').
 
-    Each client has episodes of its own: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
+    Each client has its own episodes: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
     step({"text": "<search>a town</search>"}).
 
     Args:
-        host: address to listen at; 0.0.0.0 lets other machines in. There is no password.
-        port: to listen at.
-        sessions: clients at once.
+        host: address to listen on; 0.0.0.0 admits other machines. There is no password.
+        port: TCP port; 0 for any free one.
+        sessions: most clients at once.
     """
     id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
@@ -155,10 +155,10 @@ def serve(
 
 
 def new(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], /) -> None:
-    """Begin a task of your own: a folder with a small one that is tested and trains, to write over.
+    """Write the skeleton of a task: a folder with a small task, its tests and a training run, to change.
 
     Args:
-        name: of the folder and its module, such as my_task.
+        name: name of the folder and its module, such as my_task.
     """
     from agent_envs.utils import skeleton
 
@@ -176,15 +176,15 @@ def view(
     filter: Literal["all", "right", "wrong", "invalid", "truncated", "failed"] = "all", grep: str = "",
     unfold: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:  # fmt: skip
-    """Print what agents did: the episodes of a run or of an evaluation as a list, or one of them as a conversation.
+    """Print the episodes of a run or of an evaluation as a list, or one of them as a conversation.
 
     Args:
-        path: the folder of a run, or its episodes.jsonl.
-        episode: print this one: its number in the file, or its key.
-        filter: only episodes with this outcome: right has the full score, invalid a turn that could not be read, truncated ran
-            out of turns, failed had a broken tool.
-        grep: only episodes that hold this text anywhere, in either case.
-        unfold: show long results whole.
+        path: folder of a run, or its episodes.jsonl.
+        episode: episode to print: its number in the file, or its key.
+        filter: outcome of the episodes: right has the full score, invalid a malformed turn, truncated ran out of turns, failed
+            had a tool failure.
+        grep: text that the episodes contain, in either case.
+        unfold: print long results whole.
     """
     from agent_envs.utils import view
 
@@ -198,12 +198,12 @@ def view(
 
 
 def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
-    """Take the turns of recorded episodes through their environment again, without a model, and print what changes.
+    """Replay the turns of recorded episodes in their environment, without a model, and print what changes.
 
     With the arguments of the run, nothing may change: a check of determinism. Others show the rewards that they would have given.
 
     Args:
-        path: the folder of a run, or its episodes.jsonl.
+        path: folder of a run, or its episodes.jsonl.
     """
     from agent_envs.utils.replay import report
 
@@ -214,7 +214,7 @@ def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
 
 @contextmanager
 def _exit_on_user_error(id: str) -> Iterator[None]:
-    """Errors that the user can fix are reported in one line, without a traceback."""
+    """Report errors that the user can fix in one line, without a traceback."""
     import gymnasium
 
     try:

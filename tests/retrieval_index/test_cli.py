@@ -69,4 +69,4 @@ def test_ctrl_c_says_that_the_build_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(command_line.command_line, "run", stop)
     monkeypatch.setattr(sys, "argv", ["retrieval_index", "build", "--corpus", "x"])
     assert command_line.main() == 130
-    assert capsys.readouterr().err == "Stopped; the same command goes on where it was.\n"
+    assert capsys.readouterr().err == "Stopped; the same command continues it.\n"
