@@ -49,6 +49,23 @@ BUDGETS = {  # words of a page at most, as `wc -w` counts them
     "docs/speed.md": 700,
     "docs/scaling.md": 900,
     "docs/reliability.md": 900,
+    "docs/retrieval.md": 1400,
+    "docs/plug.md": 1900,
+    "docs/tasks/README.md": 500,
+    "docs/tasks/search_benchmarks.md": 800,
+    "docs/tasks/MiniWiki.md": 1000,
+    "docs/tasks/API.md": 900,
+    "docs/tasks/Mixed.md": 500,
+    "docs/tasks/Sokoban.md": 500,
+    "docs/tasks/FrozenLake.md": 500,
+    "docs/tasks/Calculator.md": 450,
+    "docs/tasks/Python.md": 450,
+    "docs/tasks/SQL.md": 450,
+    "docs/tasks/Mixture.md": 450,
+    "docs/tasks/Bandit.md": 400,
+    "docs/tasks/Countdown.md": 400,
+    "docs/tasks/ALFWorld.md": 300,
+    "docs/tasks/WebShop.md": 300,
 }
 RESULT, ALL = 250, 30_000  # a page of docs/results/ and all other pages together
 BUDGETS |= {page.relative_to(ROOT).as_posix(): RESULT for page in (ROOT / "docs/results").glob("*.md")}
