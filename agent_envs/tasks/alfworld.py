@@ -66,7 +66,7 @@ class ALFWorldEnv(ToolEnv):
     The agent reads its place, its task and the possible commands; others never reach the game. The episode terminates
     when the task is done or can no longer be done.
 
-    ALFWorld (arXiv 2010.03768) in its text form, or any game of TextWorld (arXiv 1806.11532). TextWorld evaluates
+    ALFWorld (arXiv 2010.03768) as text, or any game of TextWorld (arXiv 1806.11532). TextWorld evaluates
     expressions in game files: run only files that you trust.
 
     Install it with ``pip install alfworld`` and run ``alfworld-download`` once. For ``.z8`` games, install ``textworld``
@@ -76,7 +76,7 @@ class ALFWorldEnv(ToolEnv):
         split: ``"train"``, ``"eval_in_distribution"`` (valid_seen; also called ``"validation"``) or
             ``"eval_out_of_distribution"`` (valid_unseen). For ``games``: ``"train"`` or ``"validation"``, by a digest of the
             game, or ``"all"``.
-        data: ALFWorld's data folder, with ``json_2.1.1`` in it; by default ``$ALFWORLD_DATA`` or ``~/.cache/alfworld``.
+        data: ALFWorld's data folder (with ``json_2.1.1``); by default ``$ALFWORLD_DATA`` or ``~/.cache/alfworld``.
         games: instead, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or
             ``.tw-pddl``.
         max_turns: turns before truncation.

@@ -91,7 +91,7 @@ class WebShopEnv(ToolEnv):
     Args:
         split: as in WebShop's baselines: goals from 1500 on are ``"train"``, 500 to 1499 ``"validation"``, 0 to 499
             ``"test"``.
-        num_products: 100, 1000, 100000, or None for all of them; there must be an index of that size.
+        num_products: 100, 1000, 100000, or None for all; there must be an index of that size.
         human_goals: instructions written by people, as in the paper; else made from the attributes.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
