@@ -148,7 +148,8 @@ def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMak
     running = set(range(count))
     while running:
         before = observations
-        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        acting = [action if i in running else None for i, action in enumerate(actions)]
+        observations, rewards, terminated, truncated, infos = envs.step(acting)
         for i in sorted(running):
             seen: Info = {"observation": before[i], "instructions": first["instructions"][i], "action": actions[i]}
             format = envs.envs[i].format

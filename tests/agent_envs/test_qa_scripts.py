@@ -36,6 +36,7 @@ def turns_of(script, page="<information>[1] A: b.</information>"):
     return texts
 
 
+@pytest.mark.filterwarnings("error")  # of actions after the end
 def test_early_stopping_is_right_as_often_as_it_is_patient(envs):
     """EM = continue_probability ** (hops - 1); 400 tries have a standard error of 0.023."""
     episodes = roll_out_many(envs, list(range(400)), scripted.early_stopping)
