@@ -53,8 +53,10 @@ def point_reaching(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, 
 
 
 def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: str, title: str) -> None:
-    """The score on held-out questions against training episodes: for each agent a panel with the mean of its runs and its 95 %
-    interval, and the means of the others in grey; in the last place, what is drawn how."""
+    """Draw the score on held-out questions against training episodes, a panel for each agent.
+
+    A panel has the mean of the agent's runs with its 95% CI, and the means of the others in grey; the last one is the legend.
+    """
     means = {name: mean_curve(runs) for name, runs in curves.items()}
     rows, columns = figures.grid(len(means) + 1)
     with figures.style():

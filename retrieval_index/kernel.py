@@ -4,8 +4,8 @@ It ranks exactly without looking at every passage: MaxScore (Turtle & Flood 1995
 optimizations"). Terms whose best scores together cannot lift a passage into the top k are only looked up, for passages
 that another term brought in. Passages are taken in windows that fit the cache.
 
-The score of a passage is summed in the order of the query's words, in float32, whatever was pruned: a shard and a
-whole index, a batch and a single query agree to the last bit.
+The score of a passage is summed in the order of the query's words, in float32. A shard and a whole index, a batch and a single
+query, agree to the last bit.
 """
 
 import numpy as np

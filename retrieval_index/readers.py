@@ -1,8 +1,7 @@
-"""Passages from whatever people keep corpora in: `read_passages` finds out the format and streams them.
+"""Readers of corpora: `read_passages` finds the format and streams the passages.
 
-The format of a file is told by its name, and what a row is by the fields of the first: passages of ours, of FlashRAG
-and Search-R1, of DPR, or questions of HotpotQA, 2WikiMultihopQA and MuSiQue, whose paragraphs are the passages. Text and
-Markdown are cut into passages here.
+The name of a file gives its format. The fields of its first row give the kind of rows: our passages, those of FlashRAG, Search-R1
+and DPR, or questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs. Text and Markdown are cut into passages.
 """
 
 from __future__ import annotations

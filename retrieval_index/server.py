@@ -4,10 +4,9 @@
     GET /health      what is served: passages, backend, fingerprint of the corpus, limits
     GET /metrics     counters for Prometheus
 
-Errors are {"detail": "what was wrong"}: 408 for a body that does not arrive in time, 413 and 422 for one beyond the
-limits or not understood, 429 with Retry-After where too many wait already, 500 where the search itself failed. There
-is no authentication: on an address other than the default 127.0.0.1, whoever reaches the port can search. In front of
-a public server belongs a proxy.
+Errors are {"detail": "what was wrong"}. Status 408: the body does not arrive in time; 413 and 422: it is beyond the limits or
+invalid. 429, with Retry-After: too many requests wait; 500: the search failed. There is no authentication: on an address other
+than the default 127.0.0.1, anyone who reaches the port can search. Put a proxy before a public server.
 
 Needs the extra `[server]` (FastAPI, uvicorn, prometheus-client), so import it late.
 """

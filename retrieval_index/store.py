@@ -93,9 +93,9 @@ def read_manifest(folder: str | Path) -> dict:
 def verify(folder: str | Path, how: Literal["full", "fast"] = "full") -> dict:
     """Check every file of an index against its manifest, and return the manifest. Raises as `read_manifest` does.
 
-    "full" reads all of every file. "fast" does so up to 64 MB; of a larger file it checks the size and 64 samples of
-    16 KiB, the first and last among them: it sees files that are missing, cut off, exchanged or of another index, and
-    may miss a single changed byte in the middle of a large one.
+    "full" reads all of every file. "fast" does so up to 64 MB; of a larger file it checks the size and 64 samples of 16 KiB, the
+    first and last among them. It finds files that are missing, cut off, exchanged or of another index. It may miss a single
+    changed byte in the middle of a large file.
     """
     if how not in ("full", "fast"):
         raise ValueError(f"verify must be 'full' or 'fast', got {how!r}")

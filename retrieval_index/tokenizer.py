@@ -29,10 +29,10 @@ _OTHER_LETTERS = {"œ": "oe", "ð": "d", "þ": "th", "ŋ": "n", "ĸ": "q", "ʻ":
 
 
 def tokenize(text: str) -> list[str]:
-    """The terms of a text in order, repeats kept. No stemming: names are most of what multi-hop questions search for.
+    """Return the terms of a text in order, with repeats. No stemming: most multi-hop queries are names.
 
-    Terms are Unicode words (`\\w+`) without English stop words, case and accents folded as in `_fold`: "Łódź" is found
-    as "lodz"; "1,000" is the word "1000"; characters that are not seen, such as soft hyphens, do not part a word.
+    Terms are Unicode words (`\\w+`) without English stop words, with case and accents folded as in `_fold`: "Łódź" is found as
+    "lodz", and "1,000" is the word "1000". Invisible characters, such as soft hyphens, do not split a word.
     """
     return _drop_stop_words(_words(text))
 
@@ -96,8 +96,11 @@ class Analyzer:
 
 
 def _fold(character: str) -> str:
-    """Lower case without accents: Unicode form NFKD less its combining marks, and Latin letters that do not decompose
-    by what is typed for them ("ø" as o, "æ" as ae, "ß" as ss), as in Lucene's ASCIIFoldingFilter."""
+    """Fold to lower case without accents, as in Lucene's ASCIIFoldingFilter.
+
+    Unicode form NFKD without combining marks. Latin letters that do not decompose become what is typed for them: "ø" o, "æ" ae,
+    "ß" ss.
+    """
     parts = unicodedata.normalize("NFKD", character)
     if "\u2044" in parts:  # "13½" is 13 and 1/2, not 131 and 2
         parts = f" {parts}"

@@ -1,10 +1,10 @@
 """Files of an index, read so that no one else's write reaches a search.
 
-What is read is copied into memory and compared with a checksum of the build: small files as a whole, large arrays block by
-block when a search first needs them. If a file was overwritten or cut off under a running server, a search that would
-read the damage raises `IndexCorrupt`; a memory map would give other answers, or end the process.
+Bytes are copied into memory and compared with a checksum of the build: small files whole, large arrays block by block on first
+use. If a file was overwritten or cut off under a running server, a search that reads the damage raises `IndexCorrupt`. A memory
+map would give other answers, or end the process.
 
-The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
+The checksums of ``name`` are beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
 the passages. They are written last: a build under way reads its own files without.
 """
 

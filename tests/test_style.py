@@ -159,6 +159,8 @@ def test_all_pages_together_are_short_enough():
 
 
 COMMANDS = [*sorted((ROOT / "trainers").glob("*.py")), ROOT / "experiments" / "compare.py"]
+PACKAGES = "retrieval_index", "agent_envs", "trainers", "experiments"
+PROMPTS = ROOT / "agent_envs" / "tasks"  # where docstrings of tools are what a model reads
 
 
 def options_of(source: str) -> dict[str, str]:
@@ -178,6 +180,22 @@ def test_the_help_of_an_option_is_short_and_in_the_style():
     assert len(options) > 100
     for name, help in options.items():
         assert 0 < len(help.split()) <= LONGEST and not faults_of(help), name
+
+
+def docstrings_of(source: str) -> list[str]:
+    """All docstrings of a file, without the names of arguments; those under fields too."""
+    bodies = [getattr(node, "body", []) for node in ast.walk(ast.parse(source))]
+    lines = [line for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)]
+    texts = [line.value.value for line in lines if isinstance(line.value, ast.Constant)]
+    return [re.sub(r"^ +\w+:(?= )", "", text, flags=re.M) for text in texts if isinstance(text, str)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_keep_to_the_glossary(package):
+    for file in (ROOT / package).rglob("*.py"):
+        if file.parent != PROMPTS:
+            for text in docstrings_of(read(file)):
+                assert not [*banned_in(text), *bare_decimals_in(text)], f"{file.relative_to(ROOT)}: {text}"
 
 
 def test_every_picture_is_described_and_exists_and_none_is_unused():

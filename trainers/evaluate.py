@@ -4,9 +4,9 @@
     python -m trainers.evaluate --env AgentR1/HotpotQA-v0 --api http://HOST/v1 --model NAME --model OTHER
     python -m trainers.evaluate --env AgentR1/Calculator-v0 --checkpoint runs/…/best --samples 8 --temperature 0.7
 
-prints and writes a table with scripted agents and Naive RAG (one retrieval, one answer) for comparison: the task's score with
-its 95% CI over questions, the paired difference to the first model, turns, calls, and tokens of an API. All episodes
-are in episodes.jsonl. Answers of an API are kept as they come: after a crash or Ctrl-C the same command continues.
+prints and writes a table with scripted agents and Naive RAG (one retrieval, one answer) for comparison. Its columns are the
+task's score with its 95% CI over questions, the paired difference to the first model, turns, calls, and tokens of an API. All
+episodes are in episodes.jsonl. Answers of an API are kept at once: after a crash or Ctrl-C the same command continues.
 """
 
 import contextlib

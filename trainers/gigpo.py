@@ -1,10 +1,10 @@
 """GiGPO: an episode against its group, and a turn against turns taken in the same state (Feng et al. 2025, 2505.10978).
 
-A = A_episode + ω A_step. Two turns of a group are compared if the environment labels their states equally (`ToolEnv.anchor`): in
-question answering, with the same evidence found; in a game, on the same board. The step returns are discounted (--step-gamma),
-and keep process rewards that cancel over a whole episode.
+A = A_episode + ω A_step. Two turns of a group are compared if the environment labels their states equally (`ToolEnv.anchor`). In
+question answering this is the evidence found, in a game the board. The step returns are discounted (--step-gamma), and keep
+process rewards that cancel over a whole episode.
 
-Differences from the paper: means are over trajectories and not over their steps, there is no division by the standard deviation
+Differences from the paper: means are over trajectories and not over their steps. There is no division by the standard deviation
 unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are those of trainers/grpo.py.
 
     python -m trainers.gigpo

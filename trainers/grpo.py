@@ -17,8 +17,8 @@ Differences from the paper:
 - no KL penalty to a reference model unless --kl-coef is set.
 
 Variants by option: DAPO (--config dapo), GSPO (--loss gspo), CISPO (--loss cispo), turn returns instead of episode returns
-(--turn-credit, GTPO), and each turn's own rewards on top of the episode's advantage (process_weight, after MT-GRPO, Zeng et al.
-2025, arXiv 2505.11821).
+(--turn-credit, GTPO). process_weight adds each turn's own rewards to the episode's advantage (after MT-GRPO, Zeng et al. 2025,
+arXiv 2505.11821).
 
 Shapes: [N, A] are N episodes with at most A action tokens; [B, T] are B rows of the model, padded to the longest. A row is an
 episode, or a part of one if its context was rewritten.

@@ -4,9 +4,9 @@ Schulman et al. 2017 with whitened advantages and a clipped value loss (Huang et
 the policy's. --gae bi-level is RAGEN's turn-level estimator: GAE over turns with their own discount, then over the tokens of
 each turn.
 
-Differences from the papers: the upper clip is wider (DAPO), γ = λ = 1 by default, since rewards come late and episodes are
-short, and the critic has its own learning rate. The loop is that of trainers/grpo.py, written again with the critic; the
-surrogate is GRPO's `policy_loss`.
+Differences from the papers: the upper clip is wider (DAPO), and the critic has its own learning rate. γ = λ = 1 by default, since
+rewards come late and episodes are short. The loop is that of trainers/grpo.py, written again with the critic; the surrogate is
+GRPO's `policy_loss`.
 
     python -m trainers.ppo
     python -m trainers.ppo --gae bi-level

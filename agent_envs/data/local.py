@@ -104,8 +104,11 @@ def load(location: Location) -> tuple[tuple[Question, ...], Sequence[Passage]]:
 
 
 def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
-    """What the data lacks, in a few words for the source and in full for a warning: a gold paragraph for more than a
-    twentieth of the questions, as in HotpotQA's fullwiki files, 2WikiMultihopQA's aliases, or other answers than one."""
+    """Find what the data lacks, in a few words for the source and in full for a warning.
+
+    Faults: a gold paragraph for more than a twentieth of the questions, as in HotpotQA's fullwiki files; 2WikiMultihopQA's
+    aliases; other answers than one.
+    """
     titles = {html.unescape(passage.title) for passage in passages}
     gold = [set(map(html.unescape, question.supporting_titles)) for question in questions]
     share = sum(not titles.issuperset(each) for each in gold) / len(gold) if titles else 0.0

@@ -1,1 +1,1 @@
-"""The games behind the tasks: levels from a seed, rules, solvers. Plain functions on plain data; no agent, no reward."""
+"""The games of the tasks: levels from a seed, rules, solvers. Plain functions on plain data; no agent, no reward."""

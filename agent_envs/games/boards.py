@@ -50,7 +50,7 @@ class Budget:
 
 
 def read_left(text: str) -> int:
-    """The number of actions that an observation says are left."""
+    """Read the number of actions left from an observation."""
     found = re.search(r"Actions left: (\d+)", text)
     assert found is not None, text
     return int(found[1])

@@ -156,7 +156,7 @@ def _walk(level: Level, to: Cell) -> list[str] | None:
 
 
 def _pushes(floor: frozenset[Cell], targets: frozenset[Cell]) -> dict[Cell, int]:
-    """The fewest pushes that bring a box from a cell to some target, were it alone and the player where needed."""
+    """The fewest pushes that bring a box from a cell to some target, with no other box and the player in place."""
     pushes = dict.fromkeys(sorted(targets), 0)
     for r, c in (queue := list(pushes)):
         for dr, dc in DIRECTIONS.values():

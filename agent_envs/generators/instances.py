@@ -70,10 +70,10 @@ def choose_instance(
 
 def make_noise_rng(instance: int, options: Mapping[str, Any]) -> random.Random:
     """The generator of an instance's random outcomes, such as the payoff of an arm: its seed and the reset option
-    ``noise_seed`` (0). Attempts at one instance need different noise seeds, or chance decides for all of them at once.
+    ``noise_seed`` (0). Rollouts of one instance need different noise seeds, or chance decides for all of them at once.
 
     Raises:
-        ValueError: another option, or a value that is no whole number.
+        ValueError: another option, or a value that is no integer.
     """
     check_options(options, "noise_seed")
     noise_seed = options.get("noise_seed", 0)

@@ -143,7 +143,7 @@ def make_question(mixed: MixedWorld, rng: random.Random, kinds: tuple[str, ...])
 
 
 def word_problem(a: Asker) -> MixedQuestion:
-    """An easy word problem, which takes the calculator alone."""
+    """An easy word problem, which takes only the calculator."""
     problem = make_problem(a.rng, "easy")
     for step in problem.steps:
         a.compute(step)

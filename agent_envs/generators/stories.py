@@ -36,7 +36,7 @@ class Told(Exception):
 
 
 class Tale:
-    """A word problem of ``length`` steps that is being built: sentences, and the calculation behind them."""
+    """A word problem of ``length`` steps that is being built: sentences, and their calculation."""
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
@@ -80,7 +80,7 @@ class Tale:
         return self.rng.choice(options)
 
     def amount(self, low: int, high: int, step: int = 1) -> int:
-        """A whole number in low..high."""
+        """An integer in low..high."""
         return self.rng.randrange(low, high + 1, step)
 
     def price(self, low: int, high: int) -> str:
@@ -314,7 +314,7 @@ def recipe(t: Tale) -> None:
 
 
 def factory(t: Tale) -> None:
-    """What a machine makes, less the faulty pieces, in boxes."""
+    """The output of a machine without the faulty pieces, in boxes."""
     goods = t.pick(("screws", "bulbs", "buttons", "bottles", "springs", "tiles"))
     rate, hours = t.amount(4, 60), t.amount(2, 12)
     t.say(f"A machine makes {rate} {goods} a minute and runs for {hours} hours.")

@@ -121,8 +121,8 @@ def clone_namespaces(config: dict, run_next) -> int:
 
 
 def map_identities(pid: int, nobody: int) -> None:
-    """Map the caller without rights, and nobody where that is root, into the user namespace.
-    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into nobody."""
+    """Map the caller without rights, and ``nobody`` for root, into the user namespace.
+    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into ``nobody``."""
     as_root = os.geteuid() == 0 and is_mapped(nobody)
     if not as_root:
         write(f"/proc/{pid}/setgroups", "deny")
@@ -150,7 +150,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def restrict(number: int, path: str, attributes: int, recursive: int = AT_RECURSIVE) -> None:
-    """mount_setattr(2): unlike a remount it reaches mounts below, and leaves flags alone that it may not clear."""
+    """mount_setattr(2): unlike a remount it reaches mounts below, and keeps flags that it may not clear."""
     value = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     call("syscall", number, AT_FDCWD, path.encode(), recursive, value, ctypes.sizeof(value))
 

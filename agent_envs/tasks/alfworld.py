@@ -141,7 +141,7 @@ class ALFWorldEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=game.won or game.lost)
 
     def anchor(self) -> Hashable:
-        """What the game said last and the commands that it takes, as in GiGPO's paper: the menu alone would merge states."""
+        """The game's last text and its commands, as in GiGPO's paper: the menu without the text would merge states."""
         return self.play.game.text, self.state_text()
 
     def state_text(self) -> str:

@@ -158,7 +158,7 @@ class CalculatorEnv(ToolEnv):
 
 @lru_cache(maxsize=4)
 def _gsm8k(split: str, data: str | None, places: tuple) -> tuple[tuple[Problem, ...], tuple[Question, ...], str]:
-    """The problems, the questions that they were, and where they come from; ``places`` is part of the key alone."""
+    """The problems, their questions and their origin; ``places`` is only part of the key."""
     from agent_envs.data import load_benchmark
 
     found = load_benchmark("gsm8k", split=split, data=data, questions_only=True)

@@ -235,7 +235,7 @@ def name_kind(kind: Mapping[str, Any]) -> str:
 
 
 def _written(turn: Turn) -> str:
-    """What a turn says, without its tags."""
+    """Return the text of a turn without its tags."""
     arguments = (str(value) for call in turn.calls for value in call.arguments.values())
     return " ".join(filter(None, (turn.thought, *arguments, turn.answer)))
 

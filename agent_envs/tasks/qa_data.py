@@ -32,7 +32,7 @@ _SPLITS = {"train": "train", "validation": "heldout"}
 class QATask:
     """Questions of a benchmark, a searcher over its corpus, and its metric.
 
-    ``source`` says for reports where the questions come from; ``warning``, that they are a stand-in. The first of
+    ``source`` is the origin of the questions for reports; ``warning``, that they are a stand-in. The first of
     ``drawn`` questions are a random sample; those of a file stand in some order. ``training`` loads the training questions.
     """
 

@@ -89,7 +89,7 @@ def careless(
 
 
 def note_fact(step: Mapping[str, Any], found: str) -> str:
-    """Write a step of a decomposition as a thought: whose fact, which one, and what the article says of it.
+    """Write a step of a decomposition as a thought: whose fact, which one, and the article's text on it.
 
     >>> note_fact({"question": "founder of Iron Owl Band?", "reference": True}, "Night Trio")
     "Iron Owl Band, founder: Night Trio's"
@@ -210,7 +210,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def _hops(question: Question) -> list[tuple[str, str, str]]:
-    """The reading steps to the answer, each (title, fact to look up there, what the article says); the gold titles in order
+    """The reading steps to the answer, each (title, fact to look up there, the article's text); the gold titles in order
     where a benchmark does not say them."""
     steps = question.decomposition or ()
     if steps and all("title" in step for step in steps):
@@ -304,7 +304,7 @@ def _find_answer(env: Any, gold_text: str) -> str | None:
 
 
 def _choose_query(env: Any, read: list[str], queries: list[str]) -> str | None:
-    """The title of a missing gold passage, if it stands in what was read; else a name that finds one."""
+    """The title of a missing gold passage, if it is in what was read; else a name that finds one."""
     text = "\n".join(read)
     titles = [name for title in env.missing_titles() for name in (title, _BRACKETS.sub("", title))]
     known = _best_query(env, (title for title in titles if _stands_in(title, text)), queries)

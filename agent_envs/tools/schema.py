@@ -1,7 +1,7 @@
-"""Arguments against the JSON schema of a tool; neither is trusted.
+"""Checks of arguments against the JSON schema of a tool; neither is trusted.
 
-A schema is compiled when its tool is taken on, and refused where it cannot be used: references stay inside it, patterns run
-in a linear-time engine (Rust's, from pydantic), and the work of a check is bounded.
+A schema is compiled with its tool, and refused if it cannot be used. References stay inside it, patterns run in a linear-time
+engine (Rust's, from pydantic), and the work of a check is bounded.
 """
 
 import json

@@ -134,7 +134,7 @@ class CallLog:
             call.row.extended = True
 
     def add(self, call: Call, row: _Row, step: Step, error: str, was_cut: bool) -> None:
-        """Add an answered call to the trajectory. ``error``: why its turn cannot be read, or ""."""
+        """Add an answered call to the trajectory. ``error``: why its turn is malformed, or ""."""
         known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
         self.rows += call.starts
         self._answered.append(row)
@@ -258,7 +258,7 @@ class Session(CallLog):
 
     def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
         """A sampled turn as the API's message, and why it is no turn of the model's own form, if it is none. A stop string, and
-        what stands in its token behind it, is left out, as the API does."""
+        what follows it in its token, is left out, as the API does."""
         policy = self.policy
         if call.tools and policy.dialect is not None and not was_cut and not stopped:
             message = policy.read_turn(tokens, call.tools)

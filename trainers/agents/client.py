@@ -1,6 +1,6 @@
 """The `openai` client that a Python function gets: it hands its calls of chat to their episode, without HTTP.
 
-To write, send and read a request takes four milliseconds of the processor that also samples. Whatever is asked for in another way
+To write, send and read a request takes four milliseconds of the CPU that also samples. Whatever is asked for in another way
 (a stream, a raw response, a timeout, another address) goes over HTTP, as with any client.
 """
 

@@ -41,7 +41,7 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 class ProgramFailed(Exception):
-    """A command ended without a result; the message says how."""
+    """A command ended without a result, as the message explains."""
 
 
 class Function:

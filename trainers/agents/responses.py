@@ -16,7 +16,7 @@ Item = dict[str, Any]
 
 
 def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat call that a request stands for. Raises CallRefused for what no chat call holds."""
+    """Translate a request into the body of a chat call. Raises CallRefused for what no chat call holds."""
     if kept := [name for name in _MEMORY if body.get(name)]:
         raise CallRefused(
             400, f"{kept[0]} cannot be used: nothing is kept here, so send the whole conversation as input"

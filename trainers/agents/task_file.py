@@ -23,7 +23,7 @@ class TaskEnv(ToolEnv):
     """Tasks of a JSON Lines file, one object a line, for a program that brings its own tools.
 
     Args:
-        path: the file. A line's ``split`` says "train" or "validation"; else one task in ten is held out, by a digest.
+        path: the file. A line's ``split`` is "train" or "validation"; else one task in ten is held out, by a digest.
         reward: "module:function" that scores a result: ``reward(task, result)`` gives a number, or {"reward": …, "metrics":
             {…}}. By default the ``reward`` beside the agent's function.
 

@@ -81,7 +81,7 @@ class Episode(Generic[Log]):
 
     @property
     def trajectory(self) -> Trajectory:
-        """What the episode leaves behind."""
+        """Trajectory of the episode."""
         return self.session.trajectory
 
     def fields(self) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class Episode(Generic[Log]):
             self.session.reward(float(value), {"program": float(value)})
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool as a turn of the environment; returns what it says. Where the episode needs the last turn for an answer, it
-        says so instead. Raises LookupError without such a tool."""
+        """Call a tool as a turn of the environment; return its text. If the episode needs the last turn for an answer, the text
+        states that instead. Raises a LookupError without such a tool."""
         env = self.env
         if name not in env.tools:
             raise LookupError(f"there is no tool {name!r}; there are: {', '.join(env.tools)}")

@@ -1,9 +1,8 @@
 """Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
 
 Values outside the mask are never read; log-probabilities there should be 0, or an overflow would poison the gradient.
-A *sequence* is an episode, which has several rows if its context was rewritten. ``episode_tokens``, int [B], are the action
-tokens of the sequence that a row is part of, ``other_log_ratios``, float [B], is Σ log r over those of them that other rows
-hold; by default each row is a sequence.
+A *sequence* is an episode, which has several rows if its context was rewritten. ``episode_tokens``, int [B]: action tokens of the
+row's sequence. ``other_log_ratios``, float [B]: Σ log r over the tokens of its other rows. By default each row is a sequence.
 """
 
 import torch

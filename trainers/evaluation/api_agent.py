@@ -108,9 +108,11 @@ class ApiAgent:
         self, run_episode: Callable[[E, int, int], dict], episodes: Sequence[E], jobs: Iterable[Job],
         keep: Callable[[dict], None],
     ) -> None:  # fmt: skip
-        """Run the jobs, as many at once as there are ``episodes``: each `run_episode` gets one of these, the number of an
-        instance and which attempt it is, and returns a record, which ``keep`` gets at once. Raises EndpointStopped if the
-        endpoint is gone, or refuses everybody."""
+        """Run the jobs, one per episode of ``episodes`` at once.
+
+        Each `run_episode` gets one of these, the number of an instance and the number of its rollout, and returns a record,
+        which ``keep`` gets at once. Raises EndpointStopped if the endpoint is gone, or refuses everybody.
+        """
         import openai
 
         rest, results, running = iter(list(jobs)), SimpleQueue[dict | BaseException | None](), len(episodes)

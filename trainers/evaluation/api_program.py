@@ -1,4 +1,4 @@
-"""A program as agent, with a model behind an API instead of the policy.
+"""A program as agent, with a model of an API instead of the policy.
 
 The program calls the endpoint here, which passes its calls on. So tasks and records are as in training, calls are counted,
 and what the policy would refuse is refused.

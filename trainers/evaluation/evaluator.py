@@ -28,8 +28,10 @@ _HASHED = 1_000_000  # passages; larger corpora take minutes to read
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em", samples: int = 1) -> Row:
-    """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval over questions of
-    ``score``, the task's primary metric. ``failed`` is the share of episodes that say so themselves, or have ``tool_faults``.
+    """Make one row of the table from the last info of each episode: means, and a 95% CI of ``score``.
+
+    The interval is a bootstrap over questions; ``score`` is the task's primary metric. ``failed`` is the share of episodes that
+    are marked so, or have ``tool_faults``.
 
     ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
     estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.

@@ -228,7 +228,7 @@ def write_calls(
     format; so is a call of `answer`, unless that is among the ``tools``. ``instructions`` replace those to call functions.
 
     Raises:
-        ValueError: results that fit no call, calls of other tools than ``tools``, where there are any, turns behind the
+        ValueError: results that fit no call, calls of other tools than ``tools``, if there are any, turns after the
             answer, or a turn that the format cannot express.
     """
     has_own = messages[0]["role"] in ("system", "developer")

@@ -1,8 +1,8 @@
 """The echo trap: a policy that repeats itself, stops exploring and collapses (RAGEN, Wang et al. 2025).
 
-`CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. Of the rules, those for the
-in-group deviation, empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268); that for a reward
-that is hacked is our own; the others are on what the papers plot, by a rule of the same kind.
+`CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. The rules for in-group deviation,
+empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268). The rule for a hacked reward is our
+own. The others apply a rule of the same kind to what the papers plot.
 """
 
 import math
@@ -20,8 +20,11 @@ HACKED = 3.0  # standard errors by which returns must have risen, and scores fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Fires where a number was, for `WINDOW` updates in a row, beyond ``bound`` times its mean over the first ones: `WINDOW` of
-    them or, where it is not ``exact``, as few as `FEW`, those by which it moved most."""
+    """Fires if a statistic is beyond ``bound`` times its first mean for `WINDOW` updates in a row.
+
+    The first mean is over `WINDOW` updates. If the rule is not ``exact``, it is over as few as `FEW` of them, those with the
+    largest change.
+    """
 
     symptom: str
     bound: float

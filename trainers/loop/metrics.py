@@ -55,7 +55,7 @@ def update_statistics(metrics: Mapping[str, float]) -> dict[str, float]:
 def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn.Module]) -> str:
     """Which loss of an update, or which weight that it trained, is NaN or infinite, in words; "" if all are finite.
 
-    A gradient that is not finite is no step, and does no harm. Such a loss says that the next ones will be no better, and such
+    A gradient that is not finite is no step, and does no harm. Such a loss shows that the next ones will be no better, and such
     a weight makes every number that follows worthless.
     """
     for name, value in metrics.items():

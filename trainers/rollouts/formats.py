@@ -13,8 +13,10 @@ from trainers.runtime.errors import UserError
 
 
 def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVectorEnv) -> None:
-    """Set the format of environments: what they were made with, if ``env_kwargs`` names it; else what the policy was trained
-    with; else function calls, if its chat template and the tasks take them; else the environments' own.
+    """Set the format of environments.
+
+    The first that applies: the one in ``env_kwargs``; the one that the policy was trained with; function calls, if its chat
+    template and the tasks take them; the environments' own.
 
     Args:
         model: path or id of the policy.

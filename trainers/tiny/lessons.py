@@ -127,8 +127,10 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
 
 
 def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.skill) -> Script:
-    """The task's scripted agent in a share ``skill`` of its episodes, its random agent in the others: imitating it teaches the
-    moves and how to read what they lead to, and leaves room to learn which of them are good."""
+    """The task's scripted agent in a share ``skill`` of its episodes, its random agent in the others.
+
+    It demonstrates the moves and their results, and leaves room to learn which of them are good.
+    """
     yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)
 
 
@@ -154,8 +156,10 @@ def guided_episodes(
     envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int = 0,
     outage_minutes: float = retry.MINUTES,
 ) -> list[BatchRow]:  # fmt: skip
-    """Whole episodes of a script that makes no mistake, without what there is to decide: the tag, search or answer, is not
-    taught, nor is the turn after an article that has two names for what was looked up."""
+    """Whole episodes of a script that makes no mistake, without its decisions.
+
+    The tag, search or answer, is not taught, nor is the turn after an article with two names for the fact.
+    """
     tags = {int(policy.tokenizer.convert_tokens_to_ids(tag)) for tag in ("<search>", "<answer>")}  # type: ignore[arg-type]
     rows = []
     for number, turns in zip(numbers, run_unbroken(envs, numbers, script, seed, outage_minutes), strict=True):

@@ -114,7 +114,7 @@ def read_path(world: World, subject: int, relations: list[schema.Relation]) -> l
 
 
 def _title(world: World, hop: Hop) -> str:
-    """Of the article in which the fact of this step stands."""
+    """Title of the article with the fact of this step."""
     relation, subject = hop.told_by or (hop.relation, hop.subject)
     return world.names[relation.subject][subject]
 
@@ -223,7 +223,7 @@ def _question(world, type, text, answer, aliases, path: list[Hop], chained: bool
 
 
 def _found(world: World, hop: Hop) -> str:
-    """What the article says: the object, or who has the same one."""
+    """Fact of the article: the object, or who has the same one."""
     if hop.reference >= 0:
         return world.names[hop.relation.subject][hop.reference]
     return world.text(hop.relation, hop.subject)

@@ -148,7 +148,7 @@ class World:
         return schema.BY_KIND[relation.target][number] if number >= 0 else None
 
     def rival(self, relation: schema.Relation, subject: int) -> str:
-        """The wrong name that stands beside the object in the article of ``subject``; "" for none."""
+        """The wrong name beside the object in the article of ``subject``; "" for none."""
         if self.difficulty != "varied" or relation.target not in schema.KINDS:
             return ""
         number = int(self._rivals[relation.subject, relation.name][subject])

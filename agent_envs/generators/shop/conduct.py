@@ -51,7 +51,7 @@ class Conduct:
             self.broken.append(f"{call.name}: more than {MOST_PIECES} pieces of a product in an order")
 
     def wrong_records(self, state: ShopState) -> set[Path]:
-        """The records that were written to against the rules, or hold a value that nobody asked for."""
+        """The records that were written to against the rules, or hold a value that no one asked for."""
         now = values_of(state)
         before, goal = self._before, self._goal
         paths = now.keys() | before.keys() | goal.keys()

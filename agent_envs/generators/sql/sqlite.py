@@ -43,7 +43,7 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The result of a query: at most `MAX_ROWS` rows (``more`` says that there were others), and the tables it read."""
+    """The result of a query: at most `MAX_ROWS` rows (``more``: there were others), and the tables it read."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]

@@ -1,7 +1,7 @@
 """The questions about the databases: (level, kind of answer, question, SQL).
 
 Slots stand for values that are drawn when a question is made: ``{table.column}`` (a value of that column),
-``{3-9}`` (a whole number) and ``{month}`` (a month of 2023 or 2024). In the SQL the same slot
+``{3-9}`` (an integer) and ``{month}`` (a month of 2023 or 2024). In the SQL the same slot
 becomes a literal, for a month ``'2024-03'``. A question may have two wordings, separated by " | ".
 
 Kinds of answer: ``number`` (exact), ``average`` (to two decimals), ``percentage`` (the same, with or without "%"),
