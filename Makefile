@@ -17,7 +17,7 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-# Other RL libraries on our environments, those that install in a minute; docs/plug.md has the rest.
+# Other RL libraries on our environments, and agents of other frameworks, those that install in a minute; docs/plug.md has the rest.
 test-plug: $(VENV)/installed-plug
 	$(BIN)/python -m pytest -n auto -m plug tests/integrations $(ARGS)
 
@@ -49,7 +49,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 $(VENV)/installed-plug: $(VENV)/installed-dev
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[trl,sb3]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[trl,sb3,frameworks]"
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

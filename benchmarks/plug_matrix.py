@@ -81,6 +81,7 @@ LIBRARIES = [
     ),
     Library(name="tianshou", package="tianshou", tests=(MENU,), select="tianshou", requires=("tianshou==2.0.*",)),
     Library(name="rllib", package="ray", tests=(MENU,), select="rllib", requires=("ray[rllib]==2.60.*",)),
+    Library(name="frameworks", package="openai-agents", tests=("test_agent_frameworks.py",), extra="frameworks"),
     Library(name="cleanrl", package="torch", tests=(MENU,), select="cleanrl"),  # a file of its own over torch
 ]  # fmt: skip
 

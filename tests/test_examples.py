@@ -28,6 +28,8 @@ SAID = {
     "openai_agent": ("Trained with GRPO", "rows an episode: [1.0, 1.0]", "edited turns: 0"),
     "two_agents": ("rows of an episode: [3]", "calls of the policy: [3]"),
     "node_agent": ("episodes that failed: [0.0]", "turns: ["),
+    "agents_sdk": ("rows of an episode: [1]", "calls of the policy: [1]"),
+    "langgraph_agent": ("rows of an episode: [1]", "calls of the policy: [1]"),
     "mixture": ("AgentR1/Calculator-v0", "score: {"),
 }
 NEEDS = {
@@ -36,6 +38,8 @@ NEEDS = {
     "api_model": "openai",
     "openai_agent": "openai",
     "two_agents": "openai",
+    "agents_sdk": "agents",
+    "langgraph_agent": "langgraph",
 }
 
 

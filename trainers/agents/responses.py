@@ -67,9 +67,10 @@ def _read_items(items: list[Item]) -> list[Message]:
 
 
 def write_response(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn as a response."""
+    """Make the response that a turn is. It is incomplete only if the request had a limit: some clients raise then."""
     message, sampled = turn.message, turn.completion_tokens
-    status = "incomplete" if turn.finish_reason == "length" else "completed"
+    was_cut = turn.finish_reason == "length" and body.get("max_output_tokens")
+    status = "incomplete" if was_cut else "completed"
     output = list[Item]()
     if thought := message.get("reasoning_content"):
         output.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]})
