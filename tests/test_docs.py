@@ -115,6 +115,13 @@ def test_links_out_of_docs_lead_to_pages_that_show_the_file():
     assert "(plug/host.py)" in hooks.show("examples/plug")
 
 
+def test_the_episode_of_the_readme_prints_what_it_shows(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)[0]
+    exec(code, {})
+    assert capsys.readouterr().out == shown
+
+
 @pytest.mark.parametrize("task", ["Sokoban", "FrozenLake", "SQL", "API"])
 def test_the_pictures_of_the_gallery_are_of_the_present_tasks(task):
     assert gallery.draw(task) == (gallery.PICTURES / f"{task}.svg").read_text(encoding="utf-8")
