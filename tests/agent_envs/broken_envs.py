@@ -11,7 +11,7 @@ import numpy as np
 
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
 
 _WORDS = tuple(f"word{i}" for i in range(40))
 
@@ -77,6 +77,26 @@ class Adds(Digit):  # a reward beside its terms
     def resolve(self, *args):
         observation, reward, *rest = super().resolve(*args)
         return observation, reward + 1.0, *rest
+
+
+class Judge(Echo):  # says what a digit is worth
+    def execute(self, arguments):
+        return ToolResult(f"correct: {arguments['text']}" if arguments["text"] == "five" else "wrong")
+
+
+def ask_for_five(env, rng):
+    yield Turn(calls=(ToolCall("echo", {"text": "five"}),))
+    yield Turn(answer="5")
+
+
+class PaysItsTool(Digit):  # reads the reward off the words of its tool, which no random turn makes it say
+    SCRIPTS = {"halving": ask_for_five}  # noqa: RUF012
+
+    def __init__(self, **common):
+        super().__init__(Judge(), **common)
+
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float(any(result.text == "correct: five" for result in results))})
 
 
 class PaysToolText(Digit):  # a tool may say what it likes, and is paid for it

@@ -23,6 +23,7 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
     [
         ("Adds", "the reward is .*, and its terms add up to"),
         ("PaysToolText", "0.0 is paid, and 1.0 for other words in the results"),
+        ("PaysItsTool", r"step\('<echo>five</echo>'\): 1.0 is paid, and 0.0 for other words in the results, '"),
         ("ReadsToolText", "AssertionError: where is the town"),
         ("Raises", "raised UnicodeEncodeError"),
         ("Surrogate", r"step\('.*'\): the observation has a lone surrogate"),
