@@ -17,6 +17,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import (
@@ -31,6 +32,7 @@ from prometheus_client import (
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from retrieval_index.batching import Batcher, ClientGone, QueueFull, SearcherFailed
 from retrieval_index.corpus import Passage
@@ -38,10 +40,41 @@ from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
 DEFAULT_TOPK = 3  # Search-R1's
-ARRIVAL = 10.0  # seconds that the body of a request may take
+ARRIVAL = 10.0  # seconds that the head of a request may take, and its body
+
+
+class Protocol(H11Protocol):
+    """Of a connection, which is closed where it opens or begins a request and its head does not arrive in time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(ARRIVAL, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+
+
 # Of uvicorn. Idle connections are kept for longer than clients keep them, so that none is closed under a request.
 CONNECTION_LIMITS: dict[str, Any] = {
-    "http": "h11",
+    "http": Protocol,
     "ws": "none",
     "limit_concurrency": 512,
     "h11_max_incomplete_event_size": 1 << 14,

@@ -1,11 +1,11 @@
 """Whole training steps of a program against the environment's own rollout: what calls, threads and their client cost.
 
     python -m benchmarks.training.agents                               # the tiny policy, a minute
-    python -m benchmarks.training.agents --model MODEL --episodes 64   # a pretrained model: a folder, a GGUF file or a hub id
+    python -m benchmarks.training.agents --model examples/smollm2-hotpotqa --base-model MODEL --episodes 8 --steps 2
 
 The program is examples/openai_agent.py. Both sides take steps in turn, with the same weights, questions and noise, so that their
-episodes are the same, token by token: ``equal`` is the share that is. The ratio is the median over the steps of how much longer
-the program's took, rollout and update together. Ends with one line of JSON.
+episodes are the same, token by token, but for some with a malformed turn: ``equal`` is the share that is. A ratio is the median
+over the steps of how many times as long the program's took, rollout and update together. Ends with one line of JSON.
 """
 
 import json
@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import tyro
@@ -25,8 +26,10 @@ from trainers.engines.engine import SamplingParams
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
+from trainers.models.lora import trainable_parameters
 from trainers.rollouts.agent_rollout import AgentRollout, draw_seeds
 from trainers.rollouts.collector import collect_batch
+from trainers.runtime.progress import to_json_types
 from trainers.tiny.cold_start import SHIPPED
 
 
@@ -35,7 +38,9 @@ class Args:
     """Measure what a program's steps take, against the environment's own rollout of the same episodes."""
 
     model: str = str(SHIPPED)
-    """A causal language model with a chat template; by default the shipped tiny policy."""
+    """A causal language model with a chat template, or a LoRA adapter of one; by default the shipped tiny policy."""
+    base_model: str | None = None
+    """The base of the adapter, instead of the one that it names."""
     agent: str = "examples.openai_agent:solve"
     """The program."""
     env: str = "AgentR1/MiniWiki-v0"
@@ -47,7 +52,9 @@ class Args:
     max_new_tokens: int = 64
     """Longest turn."""
     steps: int = 10
-    """Of each side that count, after one that does not."""
+    """Of each side that count."""
+    warm_up: int = 1
+    """Steps of each side before them."""
     seed: int = 0
     """Seeds the questions and the sampling."""
     out: Path | None = None
@@ -73,45 +80,35 @@ class SeededEngine(TransformersEngine):
 
 
 def main(args: Args) -> dict:
-    policy = load_policy(args.model, "cpu")
+    policy = load_policy(args.model, base_model=args.base_model)
     settings = grpo.Args(
         seed=args.seed, lr=1e-9, questions_per_update=args.episodes // 8, max_new_tokens=args.max_new_tokens
     )
     envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
     stop, roll_out = envs.envs[0].stop, AgentRollout(args.agent)
-    sides = {
-        "environment": (SeededEngine(policy, stop), None),
-        "program": (TransformersEngine(policy, stop), roll_out),
-    }
-    optimizer = grpo.make_optimizer(policy, [{"params": policy.model.parameters(), "lr": settings.lr}])
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    rollouts: dict[str, list[float]] = {name: [] for name in sides}
-    processor: dict[str, list[float]] = {name: [] for name in sides}
-    equal, turns = [], []
-    for number in range(args.steps + 1):
-        ids = {}
+    sides = {"environment": (SeededEngine(policy, stop), None), "program": (TransformersEngine(policy, stop), roll_out)}
+    optimizer = grpo.make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": settings.lr}])
+    rounds: list[dict[str, Step]] = []
+    for number in range(args.warm_up + args.steps):
+        rounds.append({})
         for name in sorted(sides, reverse=number % 2 == 1):
-            engine, how = sides[name]
             torch.manual_seed(number)
+            engine, how = sides[name]
             begin, cpu = time.perf_counter(), time.process_time()
             batch = collect_batch(settings, envs, policy, engine, number, how)
-            rollouts[name].append(time.perf_counter() - begin)
+            rollout = time.perf_counter() - begin
             grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
-            seconds[name].append(time.perf_counter() - begin)
-            processor[name].append(time.process_time() - cpu)
-            ids[name] = [[(step.prompt, step.tokens) for step in episode.steps] for episode in batch.sampled]
-        equal += [a == b for a, b in zip(*ids.values(), strict=True)]
-        turns += [len(steps) for steps in ids["program"]]
+            ids = [[(step.prompt, step.tokens) for step in episode.steps] for episode in batch.sampled]
+            rounds[-1][name] = Step(time.perf_counter() - begin, time.process_time() - cpu, rollout, ids)
     roll_out.close()
+    counted = rounds[args.warm_up :]
+    ids = [(a, b) for one in counted for a, b in zip(one["program"].ids, one["environment"].ids, strict=True)]
     result = {
-        "ratio": ratio(seconds),
-        "rollout_ratio": ratio(rollouts),
-        "processor_ratio": ratio(processor),
-        "equal": statistics.mean(equal),
-        "calls_per_episode": statistics.mean(turns),
-        "seconds": {name: [round(value, 3) for value in values[1:]] for name, values in seconds.items()},
-        "rollout_seconds": {name: [round(value, 3) for value in values[1:]] for name, values in rollouts.items()},
-        "settings": asdict(args) | {"out": None},
+        **{f"ratio_{name}": compare(counted, name) for name in ("seconds", "processor_seconds", "rollout_seconds")},
+        **{name: round(statistics.median(one[name].seconds for one in counted), 2) for name in sides},
+        "equal": round(statistics.mean(a == b for a, b in ids), 3),
+        "calls_per_step": round(sum(len(a) for a, _ in ids) / len(counted), 1),
+        "settings": to_json_types(asdict(args)),
         "threads": torch.get_num_threads(),
     }
     print(json.dumps(result))
@@ -120,10 +117,18 @@ def main(args: Args) -> dict:
     return result
 
 
-def ratio(seconds: dict[str, list[float]]) -> float:
-    """The median of how much longer the program's steps took, without the first."""
-    pairs = zip(seconds["program"][1:], seconds["environment"][1:], strict=True)
-    return round(statistics.median(program / environment for program, environment in pairs), 3)
+class Step(NamedTuple):
+    """What a step took, in seconds, and the ids of its episodes."""
+
+    seconds: float
+    processor_seconds: float
+    rollout_seconds: float
+    ids: list
+
+
+def compare(rounds: list[dict[str, Step]], name: str) -> float:
+    """The median of how many times as long the program's steps took."""
+    return round(statistics.median(getattr(r["program"], name) / getattr(r["environment"], name) for r in rounds), 3)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,9 @@ class Endpoint:
 
     def __init__(self, find: Callable[[str], Callee | None], port: int = 0):
         self._server = uvicorn.Server(
-            uvicorn.Config(make_app(find), port=port, log_level="warning", **CONNECTION_LIMITS)
+            uvicorn.Config(
+                make_app(find), port=port, log_level="warning", **CONNECTION_LIMITS | {"limit_concurrency": None}
+            )
         )
         self._server.config.timeout_graceful_shutdown = 1
         self._thread = threading.Thread(target=self._server.run, daemon=True)

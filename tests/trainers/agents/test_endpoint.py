@@ -211,7 +211,9 @@ def request(length: int) -> bytes:
 
 def test_slow_huge_and_half_open_clients_hold_up_nobody(served, client, monkeypatch):
     monkeypatch.setattr(server, "ARRIVAL", 0.5)
-    silent, slow, huge, unread = (connect(served[0]) for _ in range(4))
+    silent, slow, huge, unread, head = (connect(served[0]) for _ in range(5))
+    others = [connect(served[0]) for _ in range(600)]
+    head.sendall(request(1000)[:50])
     slow.sendall(request(1000) + b"{")
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}], "stream": True}).encode()
     unread.sendall(request(len(body)) + body)
@@ -228,7 +230,8 @@ def test_slow_huge_and_half_open_clients_hold_up_nobody(served, client, monkeypa
     assert b" 408 " in slow.recv(1000)
     with huge:
         assert sent <= 2 * BODY_BYTES or b" 413 " in huge.recv(1000)
-    for one in (silent, slow, unread):
+    assert (silent.recv(10), head.recv(10)) == (b"", b"")  # closed
+    for one in (silent, slow, unread, head, *others):
         one.close()
     assert client.chat.completions.create(model="m", messages=HELLO).choices[0].message.content == "hello"
 

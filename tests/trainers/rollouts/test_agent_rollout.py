@@ -50,7 +50,10 @@ def chat(client, messages, **options):
 def test_a_program_has_the_environment_s_own_episodes(agent):
     """The shipped policy in examples/openai_agent.py: the same ids, masks, log-probabilities and rewards, where all turns can be
     read; and once more where programs begin in another order."""
-    policy, envs = load_policy(SHIPPED), make_envs("AgentR1/MiniWiki-v0", "{}", "train", 16)
+    policy, envs = (
+        load_policy(SHIPPED),
+        make_envs("AgentR1/MiniWiki-v0", json.dumps({"entities": 200, "questions": 50}), "train", 16),
+    )
     stop = envs.envs[0].stop
 
     def play(roll_out, engine):
