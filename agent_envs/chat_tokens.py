@@ -68,7 +68,7 @@ class ChatTokens(ControlTokens):
         except Exception as error:  # templates are programs, and raise what they like
             raise ValueError(f"the chat template cannot write a conversation: {one_line(error)}") from error
         if _MARK not in text:
-            raise ValueError("the chat template leaves out messages that are text; use another one, for text alone")
+            raise ValueError("the chat template leaves out messages that are text; use a template for text only")
         if text.count(_MARK) != 2:
             raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
         _, self._turn_end, self._turn_start = text.split(_MARK)

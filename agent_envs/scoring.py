@@ -166,7 +166,9 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
     Raises a ValueError if ``attempts`` is less than ``k`` or ``solved``.
     """
     if not 1 <= k <= attempts or not 0 <= solved <= attempts:
-        raise ValueError(f"pass@{k} cannot be told from {attempts} attempts of which {solved} solved the question")
+        raise ValueError(
+            f"pass@{k} cannot be estimated from {attempts} rollouts, of which {solved} solved the question"
+        )
     return 1 - comb(attempts - solved, k) / comb(attempts, k)
 
 

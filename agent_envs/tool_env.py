@@ -102,7 +102,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
         for name, value in budgets.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise TypeError(f"render_mode must be None or 'ansi', got {render_mode!r}")  # SB3 then does without one
         made = [_as_tool(tool) for tool in tools]

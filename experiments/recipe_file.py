@@ -65,7 +65,7 @@ from experiments.recipes import read_toml
 from trainers import inputs, sft
 from trainers.config import EvaluationArgs
 
-_TYPES = {dict: "a table", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
+_TYPES = {dict: "a table", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
 def read(
@@ -168,7 +168,7 @@ def _check_seeds(where: str, recipe: Recipe) -> None:
     for what, seeds in {"seeds": recipe.seeds, **{f"own_seeds of {n}": s for n, s in recipe.own_seeds.items()}}.items():
         whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
         if not whole or len(set(seeds)) < len(seeds):
-            raise ValueError(f"{where}: {what} must be different whole numbers from 0 on, got {seeds!r}")
+            raise ValueError(f"{where}: {what} must be different integers of at least 0, got {seeds!r}")
         if not set(seeds) <= set(recipe.seeds):
             raise ValueError(f"{where}: {what} must be among the seeds, {recipe.seeds}, got {seeds}")
 
@@ -205,7 +205,7 @@ def _check_baselines(where: str, recipe: Recipe) -> None:
     _check_keys(f"[rejection_sampling] of {where}", recipe.rejection_sampling, options | set(ROUNDS))
     rounds, sampling = recipe.rounds.values()
     if type(rounds) is not int or rounds < 1:
-        raise ValueError(f"{where}: rounds of [rejection_sampling] must be a whole number from 1 on, got {rounds!r}")
+        raise ValueError(f"{where}: rounds of [rejection_sampling] must be an integer of at least 1, got {rounds!r}")
     if not isinstance(sampling, int | float) or not 0 < sampling < 1:
         raise ValueError(f"{where}: sampling of [rejection_sampling] must be between 0 and 1, got {sampling!r}")
     recipe.sft_arguments(0)
@@ -214,7 +214,9 @@ def _check_baselines(where: str, recipe: Recipe) -> None:
     if recipe.budget_seconds < 0 or (recipe.budget and recipe.budget_seconds):
         raise ValueError(f"{where}: give budget, or budget_seconds of at least 1")
     if matched and not recipe.budget and not recipe.budget_seconds:
-        raise ValueError(f"{where}: {matched} train for as long as a run: name it as budget, or give budget_seconds")
+        raise ValueError(
+            f"{where}: {matched} train at equal compute with a run: name it as budget, or give budget_seconds"
+        )
     if not recipe.sft:
         if needing := [name for name in recipe.baselines if name in NEED_SFT]:
             raise ValueError(f"{where}: the baselines {needing} need [sft]")

@@ -68,7 +68,7 @@ class Analyzer:
 
     def __post_init__(self):
         if isinstance(self.title_weight, bool) or not isinstance(self.title_weight, int) or self.title_weight < 0:
-            raise ValueError(f"title_weight must be a whole number, at least 0, got {self.title_weight!r}")
+            raise ValueError(f"title_weight must be an integer of at least 0, got {self.title_weight!r}")
 
     @property
     def parameters(self) -> dict:

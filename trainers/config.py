@@ -293,9 +293,9 @@ def check_kind(name: str, kind: Any, value: Any) -> None:
 
 
 _KINDS = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "text",
+    str: "a string",
     bool: "True or False",
     Path: "a path",
     NoneType: "None",
@@ -329,7 +329,7 @@ def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}") from error
     wanted = values.pop("algorithm", algorithm)
     if wanted != algorithm:
         raise UserError(f"{name} is a configuration of {wanted}: python -m trainers.{wanted} --config {name}")

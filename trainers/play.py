@@ -79,7 +79,7 @@ def ask(envs: ToolVectorEnv, text: str) -> None:
     """Ask the user's question instead of those of the first environment. It has no gold answer."""
     env = envs.envs[0]
     if not isinstance(env, QAEnv):
-        raise UserError("a question can be asked of an environment of questions alone, such as AgentR1/HotpotQA-v0")
+        raise UserError("--question needs an environment of questions, such as AgentR1/HotpotQA-v0")
     env.questions = (Question(id="typed", question=text, answer=""),)
 
 

@@ -87,7 +87,7 @@ def load_own(
     if not parts[split]:
         raise ValueError(
             f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {how}: give more of them, or "
-            "a file or a field 'split' that says what to train on"
+            "a file or a field 'split' that names the training questions"
         )
     source = f"{called} (local:{shorten_path(path)}), {how}" + (f" + corpus {shorten_path(where)}" if where else "")
     for short, long in find_faults("own", parts[split], passages):
@@ -161,7 +161,7 @@ def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
         chosen = [file for file in files if len(files) == 1 or _split_in_name(file) == group]
         for place, question, own, context, ids in _questions(chosen):
             if own and group and own != group:
-                raise ValueError(f"{place}: 'split' is {own!r}, and the file's name says {group!r}")
+                raise ValueError(f"{place}: 'split' is {own!r}, and the file's name has {group!r}")
             by_split.setdefault(own or group, []).append(question)
             if ids:
                 supporting_ids[own or group, question.id] = ids

@@ -85,7 +85,7 @@ def load_benchmark(
     _check("split", split, SPLITS)
     _check("source", source, SOURCES)
     if split not in CATALOG[name].official_files:
-        raise ValueError(f'{CATALOG[name].title} has a test split alone, which is split="validation": no {split!r}')
+        raise ValueError(f'{CATALOG[name].title} has only a test split, which is split="validation": no {split!r}')
     if data is not None and source == "hub":
         raise ValueError('data= names local files, so it cannot go with source="hub"')
     if corpus is not None and questions_only:

@@ -64,7 +64,7 @@ def choose_instance(
     if number is None:
         return numbers[int(np_random.integers(len(numbers)))]
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number not in numbers:
-        raise ValueError(f"{name} must be a whole number in {numbers.start}..{numbers.stop - 1}, got {number!r}")
+        raise ValueError(f"{name} must be an integer in {numbers.start}..{numbers.stop - 1}, got {number!r}")
     return int(number)
 
 
@@ -78,5 +78,5 @@ def make_noise_rng(instance: int, options: Mapping[str, Any]) -> random.Random:
     check_options(options, "noise_seed")
     noise_seed = options.get("noise_seed", 0)
     if isinstance(noise_seed, bool) or not hasattr(noise_seed, "__index__"):
-        raise ValueError(f"noise_seed must be a whole number, got {noise_seed!r}")
+        raise ValueError(f"noise_seed must be an integer, got {noise_seed!r}")
     return random.Random(f"{instance}/{int(noise_seed)}")

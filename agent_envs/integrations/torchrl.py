@@ -113,7 +113,7 @@ class AgentR1ChatEnv(ChatEnv):
                 continue
             before, full = one.prompt + one.ids, full.tolist()
             if full[: len(before)] != before:
-                raise ValueError("the turn does not stand behind its prompt: make the policy with pad_output=False")
+                raise ValueError("the turn does not follow its prompt: make the policy with pad_output=False")
             reply = one.take(full[len(before) :])
             raise_on_tool_failure(reply, "TorchRL")
             rewards[i], self._ends[i] = reply.reward, (reply.terminated, reply.truncated)

@@ -109,7 +109,7 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str], data: vf.TaskData,
     ) -> vf.ProgramResult:  # fmt: skip
         if not isinstance(data, AgentR1Data):
-            raise ValueError("this harness plays the tasks of agent-r1-envs alone")
+            raise ValueError("this harness runs only the tasks of agent-r1-envs")
         recorded = trace.info
         recorded["turn_rewards"], recorded["metrics"] = [], {"score": 0.0}
         episode = await asyncio.to_thread(data.make_episode)
@@ -128,7 +128,7 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                 message = answer.choices[0].message
                 reply, back = await asyncio.to_thread(take_message, episode, message.model_dump(exclude_none=True))
                 if reply.metrics["tool_faults"]:
-                    raise vf.ToolsetError("a tool broke, so the episode says nothing about the model")
+                    raise vf.ToolsetError("a tool failed, so the episode shows nothing about the model")
                 recorded["turn_rewards"] = list(episode.rewards)
                 recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
                 messages += [message.model_dump(exclude_none=True), *back]

@@ -96,7 +96,7 @@ class SearchTool:
         for name in ("k", "max_chars"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         corpus = getattr(self.searcher, "corpus", None)  # a server keeps its own
         if corpus is not None and self.k > len(corpus):
             warnings.warn(

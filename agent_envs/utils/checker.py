@@ -133,7 +133,7 @@ def check_step(env: ToolEnv, action: str, outcome: tuple) -> None:
     if abs(sum(terms.values()) - reward) > 1e-9:
         raise CheckFailed(f"{where}: the reward is {reward}, and its terms add up to {sum(terms.values())}: {terms}")
     if not info["valid"] and reward > 0:
-        raise CheckFailed(f"{where}: a turn that could not be read earns {reward}: {terms}")
+        raise CheckFailed(f"{where}: a malformed turn is rewarded with {reward}: {terms}")
 
 
 def _check_observation(env: ToolEnv, where: str, observation: str) -> None:
@@ -201,7 +201,7 @@ def _take(env: ToolEnv, number: int, actions: list[str], poison: str) -> list[fl
 
 def _check_repeating(env: ToolEnv, steps: int, seed: int) -> None:
     if transcript(env, steps, seed) != transcript(env, steps, seed):
-        raise CheckFailed("the same seed gives other episodes when it is played again")
+        raise CheckFailed("the same seed gives other episodes the second time")
 
 
 def _check_pickling(env: ToolEnv, steps: int, seed: int) -> None:
@@ -216,9 +216,9 @@ def _check_pickling(env: ToolEnv, steps: int, seed: int) -> None:
         copy.reset(seed=seed), env.reset(seed=seed)
     action = env.action_space.sample()
     if env.step(action) != copy.step(action):
-        raise CheckFailed(f"after step({action[:200]!r}) a pickled copy says something else than the original")
+        raise CheckFailed(f"after step({action[:200]!r}) a pickled copy has other text than the original")
     if transcript(env, steps, seed) != transcript(copy, steps, seed):
-        raise CheckFailed("a pickled copy plays other episodes than the original")
+        raise CheckFailed("a pickled copy gives other episodes than the original")
 
 
 def _check_processes(env: ToolEnv, steps: int, seed: int) -> None:
@@ -239,7 +239,7 @@ def _check_processes(env: ToolEnv, steps: int, seed: int) -> None:
     if copied.decode() != here:
         raise CheckFailed("the same seed gives another episode in a process with another hash seed")
     if made.decode() != here:
-        raise CheckFailed("made from its spec in a process with another hash seed, it plays other episodes")
+        raise CheckFailed("made from its spec in a process with another hash seed, it gives other episodes")
 
 
 def _check_vector(env: ToolEnv, steps: int, seed: int) -> None:
@@ -261,7 +261,9 @@ def _check_vector(env: ToolEnv, steps: int, seed: int) -> None:
                 alone = one.step(actions[i])
                 together = (stepped[0][i], float(stepped[1][i]), bool(stepped[2][i]), bool(stepped[3][i]))
                 if alone[:4] != together:
-                    raise CheckFailed(f"step({actions[i][:200]!r}): a vector gives {together}, alone it is {alone[:4]}")
+                    raise CheckFailed(
+                        f"step({actions[i][:200]!r}): a vector gives {together}, by itself it is {alone[:4]}"
+                    )
                 done[i] = alone[2] or alone[3]
             if all(done):
                 break

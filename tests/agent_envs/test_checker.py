@@ -28,11 +28,11 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
         ("Raises", "raised UnicodeEncodeError"),
         ("Surrogate", r"step\('.*'\): the observation has a lone surrogate"),
         ("Clock", "check_env: .*info are not equivalent"),
-        ("OwnDice", "the same seed gives other episodes when it is played again"),
+        ("OwnDice", "the same seed gives other episodes the second time"),
         ("Unpicklable", "cannot be pickled: TypeError"),
-        ("Forgetful", "a pickled copy says something else than the original"),
+        ("Forgetful", "a pickled copy has other text than the original"),
         ("HashOrder", "the same seed gives another episode in a process with another hash seed"),
-        ("SharedLane", "a vector gives .*, alone it is"),
+        ("SharedLane", "a vector gives .*, by itself it is"),
     ],
 )
 def test_a_broken_promise_is_named(name, fault):
@@ -65,7 +65,10 @@ def test_an_environment_that_no_other_process_can_import_is_named(monkeypatch):
         (("", 0.0, 0, False, {}), "plain bools"),
         (("", 0.0, False, False, {"reward_terms": {"a": float("inf"), "b": 0.0}}), "terms must be finite .*{'a': inf}"),
         (("", 1.0, False, False, {"reward_terms": {"a": 0.5}}), "add up to 0.5"),
-        (("", 0.5, False, False, {"reward_terms": {"a": 0.5}, "valid": False}), "could not be read earns 0.5"),
+        (
+            ("", 0.5, False, False, {"reward_terms": {"a": 0.5}, "valid": False}),
+            "a malformed turn is rewarded with 0.5",
+        ),
     ],
 )
 def test_a_single_step(outcome, fault):

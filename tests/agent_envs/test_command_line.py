@@ -124,7 +124,7 @@ UNMAKEABLE = [
     (("bandit",), "there is no environment 'bandit': did you mean Bandit?"),
     (("no_such_module:AgentR1/X-v0",), "there is no module 'no_such_module' to import"),
     (("MiniWiki", "--env-kwargs", '{"colour": "red"}'), "unexpected keyword argument 'colour'"),
-    (("MiniWiki", "--env-kwargs", '{"max_turns": 0}'), "must be a whole number of at least 1, got 0"),
+    (("MiniWiki", "--env-kwargs", '{"max_turns": 0}'), "must be an integer of at least 1, got 0"),
     (("MiniWiki", "--env-kwargs", "[1]"), "--env-kwargs must be a JSON object, such as"),
     (("MiniWiki", "--env-kwargs", "{max_turns: 3}"), "--env-kwargs is not valid JSON"),
 ]

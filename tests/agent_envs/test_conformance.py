@@ -115,7 +115,7 @@ def test_an_instance_can_be_picked_and_unknown_options_are_refused(make):
         assert env.reset(options={"question": 1})[0] == env.questions[1].question
     option = "instance" if "instance" in info else "question" if env.questions is not None else None
     for wrong in (-1, 2**31, 1.5, True, "1") if option else ():
-        with pytest.raises(ValueError, match=f"{option} must be a whole number in 0.."):
+        with pytest.raises(ValueError, match=f"{option} must be an integer in 0.."):
             env.reset(options={option: wrong})
     with pytest.raises(ValueError, match="unknown reset options"):
         env.reset(options={"nothing": 3})
@@ -133,7 +133,7 @@ def test_a_noise_seed_changes_what_comes_out_and_not_the_instance(name, instance
         assert outcomes.setdefault(noise, said) == said
     assert len(set(outcomes.values())) > 1
     for wrong in ("yes", True, 1.5):
-        with pytest.raises(ValueError, match="noise_seed must be a whole number"):
+        with pytest.raises(ValueError, match="noise_seed must be an integer"):
             env.reset(options={"noise_seed": wrong})
 
 

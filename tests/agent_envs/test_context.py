@@ -73,7 +73,7 @@ def test_bad_contexts_and_budgets_are_refused():
         with pytest.raises(ValueError, match="context"):
             make_context(spec)
     for budget in ("max_turns", "max_calls", "max_total_calls", "max_tokens"):
-        with pytest.raises(ValueError, match=f"{budget} must be a whole number of at least 1"):
+        with pytest.raises(ValueError, match=f"{budget} must be an integer of at least 1"):
             Chat(**{budget: 0})
 
 

@@ -263,7 +263,7 @@ def test_a_broken_file_is_named(tmp_path, name, file, text, message):
 @pytest.mark.parametrize("name", ["bamboogle", "popqa"])
 def test_a_split_that_does_not_exist_is_an_error_and_no_stand_in(tmp_path, name):
     for data in (None, tmp_path):
-        with pytest.raises(ValueError, match=f"{CATALOG[name].title} has a test split alone"):
+        with pytest.raises(ValueError, match=f"{CATALOG[name].title} has only a test split"):
             load(name, data, "train")
 
 

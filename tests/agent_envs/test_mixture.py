@@ -88,7 +88,7 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
     assert [met[:n].count("Test/Other-v0") for n in (4, 8, 12, 16)] == [1, 2, 3, 4]  # in the shares of the whole
     assert env.reset(options={"task": "Test/Other-v0", "question": 3})[0] == env.current.questions[3].question
     for wrong in (16, "a", 1.5, True):
-        with pytest.raises(ValueError, match=rf"question must be a whole number in 0..15, got {wrong!r}"):
+        with pytest.raises(ValueError, match=rf"question must be an integer in 0..15, got {wrong!r}"):
             env.reset(options={"question": wrong})
     assert {"reader", "oracle", "constant"} <= set(env.SCRIPTS)
     assert MixtureEnv(TASKS).questions is None and "reader" not in MixtureEnv(TASKS).SCRIPTS

@@ -173,7 +173,7 @@ def test_calls_of_one_environment_keep_their_order_and_their_state(timeout):
 
 def test_a_refused_reset_rests_that_environment_and_leaves_the_others_playing(vector):
     vector.reset(seed=0)
-    with pytest.raises(ValueError, match="question must be a whole number in"):
+    with pytest.raises(ValueError, match="question must be an integer in"):
         vector.reset(options={"question": [1, 2, 10**9, 3, 4, 5]})
     _, rewards, terminated, _, infos = vector.step(["<answer>x</answer>"] * 6)
     assert infos["_valid"].tolist() == [True, True, False, True, True, True]

@@ -65,13 +65,13 @@ WRONG = [  # what is given, and a word of what is said
     (sft, dict(model="some/model", thinking="128", sample=2), r"thinking must be below max_new_tokens \(128\)"),
     (evaluate, dict(model="some/model", thinking="maybe"), "auto, on, off or a number of tokens above 0, got 'maybe'"),
     (evaluate, dict(model="some/model", thinking=0), "a number of tokens above 0, got '0'"),
-    (grpo, dict(updates="5"), "updates must be a whole number, got '5'"),
-    (grpo, dict(updates=None), "updates must be a whole number, got None"),
+    (grpo, dict(updates="5"), "updates must be an integer, got '5'"),
+    (grpo, dict(updates=None), "updates must be an integer, got None"),
     (grpo, dict(lr="1e-4"), "lr must be a number, got '1e-4'"),
     (grpo, dict(out=3), "out must be a path or None, got 3"),
-    (grpo, dict(seed=True), "seed must be a whole number, got True"),
+    (grpo, dict(seed=True), "seed must be an integer, got True"),
     (grpo, dict(loss_mask="no"), "loss_mask must be True or False, got 'no'"),
-    (evaluate, dict(env_kwargs=[1]), r"env_kwargs must be text, got \[1\]"),
+    (evaluate, dict(env_kwargs=[1]), r"env_kwargs must be a string, got \[1\]"),
     (sft, dict(lora_rank=4), "lora_rank makes no difference without a pretrained model"),
 ]
 

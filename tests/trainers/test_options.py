@@ -70,7 +70,7 @@ def test_shipped_configurations_set_arguments_that_there_are(name):
         (["--config", "starpo-s"], "starpo-s is a configuration of ppo: python -m trainers.ppo --config starpo-s"),
         (["--config", "nothing"], "there is no configuration nothing: give a TOML file or one of agent-r1, "),
         (["--config", "unknown.toml"], "unknown.toml has unknown keys: lrr; trainers.grpo --help-all lists all"),
-        (["--config", "broken.toml"], "broken.toml cannot be read as TOML: "),
+        (["--config", "broken.toml"], "broken.toml is not valid TOML: "),
         (["--lrr", "1"], "--lrr"),
     ],
 )

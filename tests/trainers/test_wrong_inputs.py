@@ -36,12 +36,12 @@ BEFORE_TORCH = [
     ("gigpo --env Nothing", "there is no environment 'Nothing': did you register it?"),
     ("grpo --env nowhere:Mine/Task-v0", "there is no module 'nowhere' to import for the environment"),
     ("grpo --env CartPole-v1", "CartPole-v1 has a vector of its own, which knows no split"),
-    ("grpo --env Bamboogle", "Bamboogle has a test split alone"),
+    ("grpo --env Bamboogle", "Bamboogle has only a test split"),
     ("grpo --env WebShop", "AgentR1/WebShop-v0 cannot be made: "),
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env Bandit --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
-    ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number of at least 1, got 'three'"),
+    ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be an integer of at least 1, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
     ("sft --env-kwargs [1]", "env_kwargs must be a JSON object"),
     ("grpo --env-kwargs {\"split\":\"train\"}", "['split'] cannot be among the environment arguments"),
@@ -59,7 +59,7 @@ BEFORE_TORCH = [
     ("grpo --resume nowhere", "nowhere is no run to continue: there is no such folder"),
     ("grpo --resume empty", "empty is no run to continue: there is no checkpoint in it"),
     ("ppo --resume RUN", "RUN is a run of grpo: python -m trainers.grpo --resume RUN"),
-    ("grpo --resume RUN --lr 0.5", "RUN was trained with lr=0.01, not 0.5: leave that out"),
+    ("grpo --resume RUN --lr 0.5", "RUN was trained with lr=0.01, not 0.5: remove it"),
     ("grpo --resume RUN --env-kwargs {\"k\":7}", "RUN was trained with env_kwargs="),
     ("grpo --out text", "cannot write to text: text is a file: give another --out"),
     ("grpo --out evaluated", "holds an evaluation: give another --out"),
@@ -104,7 +104,7 @@ AFTER_TORCH = [
     ("compare --arguments {\"lrr\":1}", "unknown keys ['lrr']; known: "),
     ("compare --recipe mine.toml --report", "runs/mine holds no result of this recipe yet"),
     ("compare --runs nope", "has no runs ['nope']; it has "),
-    ("play --agent model --env Sokoban --question Why?", "a question can be asked of an environment of questions alone"),
+    ("play --agent model --env Sokoban --question Why?", "--question needs an environment of questions"),
 ]  # fmt: skip
 
 OTHERS = [

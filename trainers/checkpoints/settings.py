@@ -121,9 +121,7 @@ def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
     """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
     if different := find_differences(saved, args):
         listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
-        raise SettingsDiffer(
-            f"{where} was trained with {listed}: leave that out; --help-all says what --resume may change"
-        )
+        raise SettingsDiffer(f"{where} was trained with {listed}: remove it; --help-all lists what --resume may change")
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:

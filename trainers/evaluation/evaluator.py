@@ -157,6 +157,6 @@ def load_agent(
     longest = max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))
     if (budget := policy.thought_tokens or 0) >= longest:
         raise UserError(
-            f"no action fits in a turn of {longest} tokens behind thoughts of {budget}: raise max_new_tokens"
+            f"no action fits in a turn of {longest} tokens after thoughts of {budget}: raise max_new_tokens"
         )
     return policy, longest

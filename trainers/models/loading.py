@@ -113,7 +113,7 @@ def load_policy(
     if lora_rank:
         lora.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16" and not has_bfloat16_products(device):
-        print("This processor has no matrix products in bfloat16: the layers run in float32.", file=sys.stderr)
+        print("This CPU has no bfloat16 matmul: the layers run in float32.", file=sys.stderr)
         dtype = "float32"
     if dtype == "bfloat16":
         round_frozen(model)

@@ -74,7 +74,7 @@ def verify(folder: str | Path) -> None:
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.suffix in _READ and name not in sums and path.is_file():
-            raise CheckpointDamaged(f"{folder}: {name} is not in {CHECKSUMS_FILE}, so nobody vouches for it")
+            raise CheckpointDamaged(f"{folder}: {name} is not in {CHECKSUMS_FILE}, so no checksum covers it")
 
 
 def step_of(folder: Path) -> int:

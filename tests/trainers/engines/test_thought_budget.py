@@ -165,7 +165,7 @@ def test_a_run_learns_from_what_was_sampled_only(short_run, tmp_path, capsys):
     assert len(found) > 10 and set(found) == {(1, *[0] * len(closing))}
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any(row.get("train/closed_thoughts", 0) > 0.5 for row in rows)
-    with pytest.raises(ValueError, match="no action fits in a turn of 4 tokens behind thoughts of 4: raise max_new"):
+    with pytest.raises(ValueError, match="no action fits in a turn of 4 tokens after thoughts of 4: raise max_new"):
         load_agent(tmp_path / "run" / "checkpoint-1", max_new_tokens=4)
     start_policy(grpo.Args(model=tmp_path / "run" / "checkpoint-1"), None)
     assert "checkpoint-1 was trained with --thinking 4, and this run has auto" in capsys.readouterr().err

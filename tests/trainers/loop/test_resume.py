@@ -71,7 +71,7 @@ def test_a_setting_that_may_not_change_is_named_with_both_values(run, capsys):
         ask(run, "--lr", "0.5", "--no-turn-credit")
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert "lr=0.01, not 0.5, turn_credit=True, not False: leave that out" in said and said.count("\n") == 1
+    assert "lr=0.01, not 0.5, turn_credit=True, not False: remove it" in said and said.count("\n") == 1
 
 
 def test_it_goes_on(run, capsys):
