@@ -270,6 +270,9 @@ class _Evaluation:
             known_to_fail=known_to_fail,
         )  # fmt: skip
         done = len(jobs) - len(requested)
+        if args.max_new_tokens is None:
+            told = "the longest turn is the server's, and some servers have none: --max-new-tokens 1024 bounds it"
+            print(f"{model}: {told}", file=sys.stderr)
 
         def keep(record: dict) -> None:
             nonlocal done
@@ -279,6 +282,7 @@ class _Evaluation:
 
         try:
             with Progress(len(jobs), "episodes", model, done) as progress:
+                agent.tell = progress.note
                 if requested:
                     self._run_jobs(agent, requested, keep)
         except BaseException as error:
@@ -290,6 +294,8 @@ class _Evaluation:
         for problem, times in agent.problems.most_common():
             print(f"Warning: {times} episodes of {model} could not be finished: {problem}", file=sys.stderr)
         records = [answers.records[model, *job] for job in jobs]
+        for warning in agent.find_oddities(records):
+            print(f"Warning: {warning}", file=sys.stderr)
         self._writer.write(records)
         self._add(model, _infos_of(records, self.score), args.samples)
         used = {name: sum(record[name] for record in records) for name in ("prompt_tokens", "completion_tokens")}
@@ -357,6 +363,7 @@ def _infos_of(records: list[dict], score: str) -> list[dict]:
     for record in records:
         info = {"failed": record["failed"], "tool_faults": record["tool_faults"]}
         info |= {score: record["score"], "kind": name_kind(record.get("kind") or {})}
+        info |= {"invalid_turns": sum(turn["invalid"] for turn in record["turns"])}
         infos.append(others | record["metrics"] | info)
     return infos
 

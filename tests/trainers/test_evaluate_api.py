@@ -75,6 +75,16 @@ def test_models_are_compared_in_one_table(answer_some, tmp_path, monkeypatch, ca
     assert not any(b"secret" in content for content in kept)
 
 
+def test_malformed_turns_have_a_column_and_a_length_is_advised(tmp_path, capsys):
+    with serve(lambda request: "I do not know." if number_of_turn(request) else [("search", '{"query": "a"}')]) as chat:
+        rows = run(tmp_path, chat.url, "m", env_kwargs=SMALL[:-1] + ', "max_turns": 4}')
+    assert rows[-1]["invalid"] == 0.75 and all(row["invalid"] == 0 for row in rows[:-1])
+    assert "| Invalid turns |" in written(tmp_path)[1] and "| 0.750 |" in written(tmp_path)[1]
+    assert (
+        "m: the longest turn is the server's, and some servers have none: --max-new-tokens" in capsys.readouterr().err
+    )
+
+
 def test_a_checkpoint_is_compared_with_it(answer_some, model_folder, tmp_path):
     folder = str(model_folder)
     with serve(answer_some) as chat:

@@ -1,14 +1,17 @@
 """A model of an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
 
-The model calls the environment's tools as functions, or writes its turns as text in one of our formats. The openai client
-repeats requests that fail in passing; an episode that cannot be finished has failed.
+The model calls the environment's tools as functions, or writes its turns as text in one of our formats. Requests that
+fail in passing are repeated; an episode that cannot be finished has failed.
 """
 
+import contextlib
 import importlib.util
 import os
+import random
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -25,7 +28,8 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
 NATIVE = "native"
-RETRIES = 6  # of a request, by the client: half a second is doubled up to eight, 24 s in all
+RETRIES = 6  # of a request: half a second is doubled up to eight, 24 s in all
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 TRIES = 3  # of an answer that holds no turn
 MOST_REFUSED = 3  # episodes in a row that could not be finished, while no request at all was answered
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
@@ -89,7 +93,8 @@ class ApiAgent:
         known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
-        problems: why episodes could not be finished, and how many of them.
+        problems: why episodes could not be finished, and how many of them; causes that differ in numbers alone are one.
+        tell: is told in a few words that the server is asked again.
     """
 
     def __init__(
@@ -99,6 +104,9 @@ class ApiAgent:
         self.url, self.model, self.origin = url, model, origin
         self.temperature, self.max_new_tokens, self.timeout = temperature, max_new_tokens, timeout
         self.problems: Counter[str] = Counter()
+        self.tell: Callable[[str], object] = lambda text: None
+        self._answered_as: set[str] = set()  # the names of models in the answers
+        self._native = False  # whether it calls functions
         self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
@@ -128,7 +136,7 @@ class ApiAgent:
         base = self.url.rstrip("/").removesuffix("/chat/completions")
         seconds = openai.Timeout(self.timeout, connect=CONNECT_SECONDS)
         with openai.OpenAI(
-            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
+            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=0,
             http_client=openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None)),
         ) as self._client:  # fmt: skip
             self._check_alive("does not answer")
@@ -150,6 +158,7 @@ class ApiAgent:
         system, user = episode.start(number, attempt=sample, options=options)
         opening = messages = [system, user] if system["content"] else [user]
         record, form = _Record(episode, opening), _form_of(episode)
+        self._native = form.native
         try:
             while not episode.done:
                 response, usage, cut = self.request_turn(messages, form)
@@ -164,7 +173,19 @@ class ApiAgent:
     def count_problem(self, problem: str) -> None:
         """Note why an episode could not be finished."""
         with self._lock:
-            self.problems[problem] += 1
+            same = (known for known in self.problems if _NUMBERS.sub("", known) == _NUMBERS.sub("", problem))
+            self.problems[next(same, problem)] += 1
+
+    def find_oddities(self, records: Iterable[dict]) -> Iterator[str]:
+        """What is odd about the answers, in a line each: another model, or messages that never call a function."""
+        wanted = self.model.lower().rpartition("/")[2]
+        others = [name for name in sorted(self._answered_as) if wanted not in name.lower()]
+        if others:
+            yield f"{self.url} was asked for {self.model}, and answers as {', '.join(others)}"
+        turns = [turn for record in records for turn in record["turns"]]
+        if turns and self._native and not any('"tool_calls"' in turn["action"] for turn in turns):
+            advice = "does the server pass tools on? Try --format tags"
+            yield f"none of {len(turns)} messages of {self.model} calls a function: {advice}"
 
     def request_turn(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
         """The next turn of the model, its usage, and whether it was cut. Raises EpisodeFailed if the API refuses."""
@@ -200,7 +221,8 @@ class ApiAgent:
             try:
                 body = {"model": self.model, "messages": [to_send(message, quirks) for message in messages]}
                 body |= self._options(form, quirks)
-                reply = self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
+                reply = self._post(body)
+                self._note_name(reply)
                 turn = read_turn(reply.content, form)
                 if thought := thinks(turn[0]):
                     self._quirks.add("no stop")
@@ -211,6 +233,28 @@ class ApiAgent:
                 if wanted is None or wanted in quirks:
                     raise
                 self._quirks.add(wanted)
+
+    def _post(self, body: dict[str, Any]) -> httpx.Response:
+        """Send a request, and again if the server is busy, broken or gone, as the openai client would; but that tells nobody."""
+        import openai
+
+        for attempt in range(RETRIES + 1):
+            try:
+                return self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
+            except (openai.APIConnectionError, openai.APIStatusError) as error:
+                if attempt == RETRIES or not _may_work_later(error):
+                    raise
+                seconds = _read_pause(error) or min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE) * random.uniform(0.75, 1)
+                what = getattr(error, "status_code", None) or "no connection"
+                what = "no answer" if isinstance(error, openai.APITimeoutError) else what
+                self.tell(f"{what}, retry {attempt + 1} in {seconds:.0f} s")
+                time.sleep(seconds)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _note_name(self, reply: httpx.Response) -> None:
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # no chat completion
+            if isinstance(name := reply.json()["model"], str) and name:
+                self._answered_as.add(name)
 
     def _options(self, form: Form, quirks: frozenset[str]) -> dict[str, Any]:
         options = dict(form.fields)
@@ -257,8 +301,25 @@ _QUIRKS = {  # what an API may want to be different, and the words by which it s
     "no stop": "'stop'",
     "reasoning": "reasoning_content",
 }
+_NUMBERS = re.compile(r"\b(?=\w*\d)[\w-]+")  # and ids of requests, in what a server says
 _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here in any case
 _LONGEST_ERROR = 300  # characters
+
+
+def _may_work_later(error: Exception) -> bool:
+    """Whether the same request may be answered later: the server says so, or it is busy, broken or gone."""
+    status, response = getattr(error, "status_code", None), getattr(error, "response", None)
+    told = response.headers.get("x-should-retry") if response is not None else None
+    return told == "true" or (told != "false" and (status is None or status in (408, 409, 429) or status >= 500))
+
+
+def _read_pause(error: Exception) -> float:
+    """The seconds to wait that the server names, at most a minute; 0 if it names none."""
+    response = getattr(error, "response", None)
+    with contextlib.suppress(ValueError):
+        if response is not None and 0 < (seconds := float(response.headers.get("retry-after", ""))) <= 60:
+            return seconds
+    return 0.0
 
 
 def _form_of(episode: Episode) -> Form:

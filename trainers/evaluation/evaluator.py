@@ -46,11 +46,19 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
         f"{score}_interval": scoring.bootstrap_interval(scores.mean(axis=1)),
         **(_estimate_pass(scores) if samples > 1 else {}),
         **{k: float(np.mean([float(e[k]) for e in episodes])) for k in also},
+        **_share_invalid(episodes),
         **_score_kinds(scores.mean(axis=1), [str(e.get("kind") or "") for e in episodes[::samples]]),
         "episodes": len(episodes),
         "failed": float(np.mean(failed)),
         "tool_faults": sum(faults),
     }
+
+
+def _share_invalid(episodes: list[dict]) -> Row:
+    """The share of malformed turns, if all episodes tell."""
+    if not all({"invalid_turns", "turns"} <= e.keys() for e in episodes):
+        return {}
+    return {"invalid": sum(e["invalid_turns"] for e in episodes) / max(1.0, sum(float(e["turns"]) for e in episodes))}
 
 
 def _score_kinds(scores: np.ndarray, kinds: list[str]) -> Row:
@@ -93,7 +101,11 @@ def run_policy(
             max_new_tokens=max_new_tokens, temperature=temperature,
         )  # fmt: skip
         transcripts += [episode.turns for episode in episodes]
-        infos += [e.info | {"tool_faults": e.tool_faults, "failed": e.failed} for e in episodes]
+        infos += [
+            e.info
+            | {"tool_faults": e.tool_faults, "failed": e.failed, "invalid_turns": sum(t["invalid"] for t in e.turns)}
+            for e in episodes
+        ]
         if recorder:
             for episode in episodes:
                 recorder.add_trajectory(episode)
@@ -114,7 +126,12 @@ def run_script(
         recorder.lines = []
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
-    return [turns[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)} for turns in episodes]
+    return [
+        turns[-1]
+        | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
+        | {"invalid_turns": sum(turn["recorded"]["invalid"] for turn in turns)}
+        for turns in episodes
+    ]
 
 
 def data_digest(env: ToolEnv) -> str:

@@ -52,6 +52,7 @@ class Progress:
         self._initial = self._share
         self._start, self._printed = time.monotonic(), -math.inf
         self._fields: dict[str, float] = {}
+        self._note = ""
         self._bar = None
         if self.console.is_terminal:
             text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}", markup=False)
@@ -66,6 +67,15 @@ class Progress:
         """
         self._completed, self._share = completed, completed / (self._total or 1.0) if share is None else share
         self._fields |= fields
+        self._note = ""
+        self._show()
+
+    def note(self, text: str) -> None:
+        """Show what holds things up, until the next `update`. Any thread may call it."""
+        self._note = text
+        self._show()
+
+    def _show(self) -> None:
         if self._bar is not None:
             self._bar.start()
             room = self.console.width - len(self._description) - 12  # rich would take it from the bar instead
@@ -91,7 +101,8 @@ class Progress:
         places = {"train": 0, "held-out": 1}
         ordered = sorted(self._fields.items(), key=lambda item: places.get(item[0].partition(" ")[0], 2))
         figures = [f"{name} {value:,.{2 * (abs(value) < 100)}f}" for name, value in ordered]
-        return " · ".join([done, f"{self._estimate_left()} left", *figures]).replace("_per_", "/")
+        note = [self._note] if self._note else []
+        return " · ".join([done, f"{self._estimate_left()} left", *note, *figures]).replace("_per_", "/")
 
     def _estimate_left(self) -> str:
         if (done := self._share - self._initial) <= 0:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 
 import pytest
 from chat_server import Trouble, calls, number_of_turn, serve
@@ -23,6 +24,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.02)
     monkeypatch.setattr(api_agent, "RETRIES", 2)
+    monkeypatch.setattr(api_agent, "FIRST_PAUSE", 0.01)
 
 
 def roll_out(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, **options):
@@ -317,3 +319,29 @@ def test_without_the_client_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(api_agent.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'agent-r1-envs\[api\]'"):
         api_agent.check("http://127.0.0.1:1/v1")
+
+
+def test_what_is_odd_about_a_server_is_told_once():
+    def say(request):
+        if len(chat.heard) == 1:
+            raise Trouble(503)
+        if len(chat.heard) > 3:
+            raise Trouble(
+                400, {"error": {"message": f"bad request req-{len(chat.heard)}abc after {len(chat.heard)} ms"}}
+            )
+        return "I would search for it."
+
+    told = []
+    with serve(say) as chat:
+        agent = ApiAgent(chat.url, "llama-3", Origin(env=MINIWIKI, **ORIGIN))
+        agent.tell, records = told.append, []
+        episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL | {"max_turns": 1})]
+        with suppress(EndpointStopped):
+            agent.run(agent.run_episode, episodes, instances(6), records.append)
+    assert told == ["503, retry 1 in 0 s"]
+    (problem,) = agent.problems
+    assert problem.startswith("400: bad request req-4abc") and agent.problems[problem] == 2
+    assert list(agent.find_oddities(records)) == [
+        f"{chat.url} was asked for llama-3, and answers as m",
+        "none of 2 messages of llama-3 calls a function: does the server pass tools on? Try --format tags",
+    ]

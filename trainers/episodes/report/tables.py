@@ -20,13 +20,14 @@ HEADINGS = {
     "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
     "success_interval": "95 % interval", "score_interval": "95 % interval", "pass_at_k": "pass@k",
     "pass_at_k_interval": "95 % interval", "difference": "Difference", "difference_interval": "95 % interval", "f1": "F1",
-    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
+    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "invalid": "Invalid turns", "failed": "Failed",
     "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out",
 }  # fmt: skip
 _INTERVAL = "_interval"
 _KINDS = "kinds/"
 _DIGITS = {"turns": 2, "calls": 2}  # 3 for anything else
-_WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
+_FAULTS = ("invalid", "failed")  # columns that are left out where there is none
+_WRAPPED = ("Agent", "Support recall", "Invalid turns")  # columns that may take two lines in a narrow terminal
 
 
 def table(rows: Sequence[Mapping]) -> str:
@@ -85,7 +86,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
 
 def list_columns(rows: Sequence[Mapping]) -> list[str]:
     """List the columns for which any row has a value: the name, measures of this task only, `HEADINGS` and "kinds/<kind>"."""
-    common = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
+    common = [k for k in HEADINGS if any(row.get(k) is not None and (k not in _FAULTS or row[k]) for row in rows)]
     given = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
     own = [key for interval in intervals for key in (interval.removesuffix(_INTERVAL), interval)]
