@@ -172,7 +172,7 @@ def _check_tool_text(env: ToolEnv, steps: int, seed: int) -> None:
 
 
 def _compare_paid(env: ToolEnv, episodes: Iterable[tuple[int, list[str]]]) -> None:
-    """Raise CheckFailed if the turns of an episode, begun by a seed, earn something else with other words in the results."""
+    """Raise CheckFailed if the turns of an episode, begun by a seed, are rewarded otherwise with other words in the results."""
     for number, actions in episodes:
         paid = [_take(env, number, actions, poison) for poison in _POISONS]
         for action, (reward, *others) in zip(actions, zip(*paid, strict=False), strict=False):

@@ -93,7 +93,7 @@ class ApiAgent:
         known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
-        problems: why episodes could not be finished, and how many of them; causes that differ in numbers alone are one.
+        problems: why episodes could not be finished, and how many of them; causes that differ only in numbers are one.
         tell: is told in a few words that the server is asked again.
     """
 
@@ -235,7 +235,7 @@ class ApiAgent:
                 self._quirks.add(wanted)
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
-        """Send a request, and again if the server is busy, broken or gone, as the openai client would; but that tells nobody."""
+        """Send a request, and again if the server is busy, broken or gone, as the openai client would, but with a message."""
         import openai
 
         for attempt in range(RETRIES + 1):
@@ -307,7 +307,7 @@ _LONGEST_ERROR = 300  # characters
 
 
 def _may_work_later(error: Exception) -> bool:
-    """Whether the same request may be answered later: the server says so, or it is busy, broken or gone."""
+    """Whether the same request may be answered later: the server allows it, or it is busy, broken or gone."""
     status, response = getattr(error, "status_code", None), getattr(error, "response", None)
     told = response.headers.get("x-should-retry") if response is not None else None
     return told == "true" or (told != "false" and (status is None or status in (408, 409, 429) or status >= 500))
