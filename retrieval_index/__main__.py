@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -185,7 +186,13 @@ def _describe(index: Path, manifest: dict) -> None:
     console.print(f"parameters: {escape(parameters)}")
 
 
-COMMANDS = {"build": build, "search": search, "info": info, "verify": verify, "serve": serve}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "build": build,
+    "search": search,
+    "info": info,
+    "verify": verify,
+    "serve": serve,
+}
 
 
 def main() -> int:

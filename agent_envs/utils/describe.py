@@ -27,7 +27,7 @@ def page(id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: 
         ValueError: the task has no script of that name.
     """
     env = make_tool_env(id, **(kwargs or {}))
-    script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(env.SCRIPTS), ""))
+    script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(list(env.SCRIPTS)), ""))
     episode = transcript(env, script, seed)
     weights = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
     mixture = f"Tasks, by weight: {weights}. The episode below is of the one that seed {seed} draws." if weights else ""
