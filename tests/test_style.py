@@ -176,7 +176,7 @@ def test_the_help_of_an_option_is_short_and_in_the_style():
     options = {name: help for file in COMMANDS for name, help in options_of(read(file)).items()}
     assert len(options) > 100
     for name, help in options.items():
-        assert 0 < len(help.split()) <= LONGEST and not faults_of(help), name
+        assert 0 < len(help.split()) <= LONG and not faults_of(help), name
 
 
 def docstrings_of(source: str) -> list[str]:

@@ -70,15 +70,15 @@ class ModelArgs:
     """Model."""
 
     model: str = "tiny"
-    """A causal language model with a chat template: a folder, GGUF file, hub id or LoRA adapter. "tiny" is a policy of 1 M
-    parameters after SFT, shipped for MiniWiki and made for other tasks."""
+    """A chat model: a folder, GGUF file, hub id or LoRA adapter. "tiny" (1 M parameters) is shipped for MiniWiki, made by SFT
+    elsewhere."""
     base_model: str = option("", advanced=True)
     """Base model of the adapter in --model, instead of the one that it names: a folder, GGUF file or hub id."""
     chat_template: str = option("", advanced=True)
     """A file with a chat template (Jinja), instead of the model's own. Checkpoints keep it."""
     thinking: str = option("auto", advanced=True)
-    """Thoughts before actions: on, off, or auto (the chat template's default). A number, such as 512, is on with a budget in
-    tokens for each turn."""
+    """Thoughts before actions: on, off, or auto (the chat template's default). A number, such as 512, is a budget in tokens per
+    turn."""
     cold_start_steps: int | None = option(None, config_only=True)
     """Gradient steps of SFT that make the tiny policy from scratch. Default: 2,800, and none for MiniWiki's shipped policy
     (1,900 with --config from-scratch)."""
@@ -108,8 +108,8 @@ class SamplingArgs:
     """Sampling of episodes."""
 
     agent: str = ""
-    """Your program over an OpenAI-compatible endpoint that serves the policy: a Python function, "my_agent:solve", or a command,
-    "node agent.js". --env then also takes a file of tasks, tasks.jsonl."""
+    """Your program over an OpenAI-compatible endpoint of the policy: a function, "my_agent:solve", or a command, "node agent.js".
+    --env may be a file of tasks, tasks.jsonl."""
     agent_timeout: float = option(300.0, config_only=True, mutable_on_resume=True)
     """Longest time between two calls of the agent's program, in seconds."""
     agent_calls: int = option(50, config_only=True)

@@ -42,8 +42,8 @@ class Args(Checks):
     agent: str = ""
     """Your program, "my_agent:solve" or a command, that acts with the models, as in training; --env may be a file of tasks."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A model: a folder, GGUF file or hub id; with --api a name on the server. Repeat the option for several. With --checkpoint,
-    the base of adapters."""
+    """A model: a folder, GGUF file or hub id; with --api, its name; with --checkpoint, the base of adapters. Repeat the option
+    for several."""
     checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
     """A trained model or LoRA adapter, a folder in the Hugging Face format. Repeat the option for several."""
     chat_template: str = ""
@@ -58,7 +58,7 @@ class Args(Checks):
     """Environment variable that holds the key of --api."""
     format: str = ""
     """Syntax of actions with --api: native (function calls), tags, hermes, react, ragen, or your "module:Class". Default: that
-    of --env-kwargs, else native if the task allows it."""
+    of --env-kwargs, else native if possible."""
     concurrency: int = 16
     """Episodes at once with --api."""
     timeout: float = 600

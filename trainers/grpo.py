@@ -45,8 +45,8 @@ class Args(TrainArgs):
     turn_gamma: float = option(1.0, config_only=True)
     """Discount from turn to turn, with turn_credit."""
     process_weight: float = option(0.0, config_only=True)
-    """w of A = A_episode + w A_turn: A_turn compares a turn's own reward with the group's at the same turn. The last turn's
-    reward includes the outcome, unlike in MT-GRPO."""
+    """Weight of A_turn (a turn's own reward minus the group's mean at that turn), added to A_episode. Unlike in MT-GRPO, it
+    includes the outcome."""
 
     def __post_init__(self):
         super().__post_init__()
