@@ -177,6 +177,9 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean (Efron 1979).
 
+    Resamples of values that are all 0, or all 1, do not vary: the interval is then the exact one of a share (Clopper and
+    Pearson 1934).
+
     Raises a ValueError without values, or if `confidence` is not between 0 and 1.
     """
     if len(values) == 0:
@@ -187,6 +190,9 @@ def bootstrap_interval(
     # distribution as drawing with replacement, at a fraction of the memory.
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     size = int(counts.sum())
+    if len(distinct) == 1 and distinct[0] in (0, 1):
+        furthest = ((1 - confidence) / 2) ** (1 / size)  # at this share, so many in a row have that probability
+        return (furthest, 1.0) if distinct[0] else (0.0, 1 - furthest)
     resamples = np.random.default_rng(seed).multinomial(size, counts / size, size=samples)
     low, high = np.quantile(resamples @ distinct / size, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -364,7 +364,7 @@ def _infos_of(records: list[dict], score: str) -> list[dict]:
         info = {"failed": record["failed"], "tool_faults": record["tool_faults"]}
         info |= {score: record["score"], "kind": name_kind(record.get("kind") or {})}
         info |= {"invalid_turns": sum(turn["invalid"] for turn in record["turns"])}
-        infos.append(others | record["metrics"] | info)
+        infos.append(evaluator.drop_recall(others | record["metrics"] | info, record))
     return infos
 
 

@@ -5,7 +5,7 @@ import math
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent_envs import scoring
@@ -182,8 +182,16 @@ def test_bootstrap_interval_agrees_with_the_normal_approximation():
     assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.003)
 
 
+def test_bootstrap_interval_of_equal_outcomes_is_that_of_a_share():
+    """No success in 2 trials has a probability of .025 where the share is 1 - sqrt .025 = .842."""
+    assert scoring.bootstrap_interval([0.0, 0.0]) == pytest.approx((0.0, 0.842), abs=5e-4)
+    assert scoring.bootstrap_interval([1.0, 1.0]) == pytest.approx((0.158, 1.0), abs=5e-4)
+    assert scoring.bootstrap_interval([0.5, 0.5]) == (0.5, 0.5)
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
 def test_bootstrap_interval_is_seeded_ordered_and_within_the_values(values):
+    assume(set(values) not in ({0.0}, {1.0}))
     low, high = interval = scoring.bootstrap_interval(values, samples=50)
     assert interval == scoring.bootstrap_interval(values, samples=50)
     slack = 1e-9 * max(map(abs, values))

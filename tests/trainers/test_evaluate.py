@@ -27,6 +27,13 @@ def test_a_row_by_hand():
     }  # fmt: skip
 
 
+def test_a_recall_is_that_of_questions_with_gold_passages():
+    info = {"em": 0.0, "support_recall": 1.0}
+    infos = [evaluator.drop_recall(info, {"supporting": titles}) for titles in (["A"], [])]
+    assert evaluator.summarize("agent", infos)["support_recall"] == 1.0
+    assert "support_recall" not in evaluator.summarize("agent", infos[1:])
+
+
 def test_every_question_is_rolled_out_once_however_many_environments_there_are(make_policy):
     policy = make_policy("subwords")
     engine = TransformersEngine(policy, ("</search>", "</answer>"))

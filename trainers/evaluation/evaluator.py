@@ -1,7 +1,7 @@
 """Run policies and scripted agents on numbered instances, mostly held-out ones, and summarise their episodes."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     """Make one row of the table from the last info of each episode: means, and a 95% CI of ``score``.
 
     The interval is a bootstrap over questions; ``score`` is the task's primary metric. ``failed`` is the share of episodes that
-    are marked so, or have ``tool_faults``.
+    are marked so, or have ``tool_faults``; ``support_recall`` is the mean over the episodes that have one.
 
     ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
     estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
@@ -39,13 +39,15 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
     faults = [int(e.get("tool_faults", 0)) for e in episodes]
     failed = [bool(e.get("failed", count)) for e, count in zip(episodes, faults, strict=True)]
-    also = [k for k in ("f1", "substring_em", "support_recall", "turns", "calls") if all(k in e for e in episodes)]
+    also = [k for k in ("f1", "substring_em", "turns", "calls") if all(k in e for e in episodes)]
+    recalls = [float(e["support_recall"]) for e in episodes if "support_recall" in e]
     return {
         "name": name,
         score: float(scores.mean()),
         f"{score}_interval": scoring.bootstrap_interval(scores.mean(axis=1)),
         **(_estimate_pass(scores) if samples > 1 else {}),
         **{k: float(np.mean([float(e[k]) for e in episodes])) for k in also},
+        **({"support_recall": float(np.mean(recalls))} if recalls else {}),
         **_share_invalid(episodes),
         **_score_kinds(scores.mean(axis=1), [str(e.get("kind") or "") for e in episodes[::samples]]),
         "episodes": len(episodes),
@@ -59,6 +61,12 @@ def _share_invalid(episodes: list[dict]) -> Row:
     if not all({"invalid_turns", "turns"} <= e.keys() for e in episodes):
         return {}
     return {"invalid": sum(e["invalid_turns"] for e in episodes) / max(1.0, sum(float(e["turns"]) for e in episodes))}
+
+
+def drop_recall(info: Mapping, instance: Mapping) -> dict:
+    """The info without ``support_recall`` if the question of its episode has no gold passages."""
+    has_gold = bool(instance.get("supporting"))
+    return {name: value for name, value in info.items() if has_gold or name != "support_recall"}
 
 
 def _score_kinds(scores: np.ndarray, kinds: list[str]) -> Row:
@@ -102,7 +110,7 @@ def run_policy(
         )  # fmt: skip
         transcripts += [episode.turns for episode in episodes]
         infos += [
-            e.info
+            drop_recall(e.info, e.instance)
             | {"tool_faults": e.tool_faults, "failed": e.failed, "invalid_turns": sum(t["invalid"] for t in e.turns)}
             for e in episodes
         ]
@@ -127,7 +135,7 @@ def run_script(
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
     return [
-        turns[-1]
+        drop_recall(turns[-1], turns[0]["instance"])
         | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
         | {"invalid_turns": sum(turn["recorded"]["invalid"] for turn in turns)}
         for turns in episodes

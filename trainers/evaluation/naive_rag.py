@@ -83,7 +83,9 @@ class _Episode:
         self.prompt = prompt + policy.observation_ids(self.format.messages(results), prompt, tools)
         kind = name_kind(self.recorder.instance.get("kind") or {})
         counted = {"turns": 2, "calls": int(infos["calls"]), "tool_faults": int(infos["tool_faults"])}
-        self.info = {"support_recall": float(infos["support_recall"]), **counted, "kind": kind}
+        has_gold = bool(self.recorder.instance.get("supporting"))
+        recall = {"support_recall": float(infos["support_recall"])} if has_gold else {}
+        self.info = {**recall, **counted, "kind": kind}
         self._score("")
 
     def takes_answer(self, policy: Policy, completion: Completion) -> bool:

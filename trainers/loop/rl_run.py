@@ -119,7 +119,7 @@ class RLRun:
             temperature = self.args.eval_temperature
             row = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
         self._record(recorder)
-        names = (self.setup.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
+        names = (self.setup.score, "f1", "support_recall", "turns", "calls", "invalid", "failed", "tool_faults")
         return {f"eval/{name}": row[name] for name in names if name in row} | {"episodes": float(self.episodes_so_far)}
 
     def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
