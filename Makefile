@@ -36,6 +36,7 @@ docs: $(VENV)/installed-docs
 
 # PyPI's torch brings gigabytes of CUDA on Linux. Without a GPU that of PyTorch's own index is taken, if that can be reached.
 $(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("make needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	index=; if ! command -v nvidia-smi >/dev/null && $(BIN)/python -c \
 	    "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/torch/', timeout=5)" 2>/dev/null; \

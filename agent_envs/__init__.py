@@ -11,6 +11,7 @@ Importing the package registers the environments; ``gymnasium.make("agent_envs:A
 
 from importlib import metadata
 
+import retrieval_index  # noqa: F401  # isort: split
 from agent_envs.integrations.hosting import host
 from agent_envs.registration import IDS, register_all
 

@@ -13,6 +13,7 @@
 does the same from a shell. The package knows nothing of environments or of training.
 """
 
+import retrieval_index.requirements  # noqa: F401  # isort: split
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.build import build, build_folder, load
 from retrieval_index.cache import CachedSearcher

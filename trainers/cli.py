@@ -152,8 +152,23 @@ def _report_end(program: str, kind: type[BaseException], error: BaseException, t
         print(f"{program}: stopped", file=sys.stderr)
     elif issubclass(kind, TrainingStopped) or find_write_failure(error):
         print(f"{program}: {_join_lines(str(error))}", file=sys.stderr)
+    elif _is_out_of_memory(error):
+        advice = _SMALLER.get(program.rpartition(".")[2], _SMALLER[""])
+        print(f"{program}: out of memory ({str(error).strip().partition(chr(10))[0][:120]}): {advice}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
+
+
+_SMALLER = {  # what takes less memory, by command
+    "": "try a lower --max-tokens-per-micro-batch, --gradient-checkpointing, --dtype bfloat16 or --lora-rank 32",
+    "evaluate": "try a lower --num-envs, --max-new-tokens or --samples, or --dtype bfloat16",
+}
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether the processor or the GPU has no memory left; what PyTorch raises has no class on a CPU."""
+    told = isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    return isinstance(error, MemoryError) or told
 
 
 def _is_for_user(error: BaseException) -> bool:

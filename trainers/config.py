@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trainers.runtime.errors import UserError
+from trainers.runtime.integrity import find_best
 
 CONFIGS = Path(__file__).parent / "configs"  # those that are shipped
 TOKEN_CLIP, GSPO_CLIP = (0.2, 0.28), (3e-4, 4e-4)  # ε_low, ε_high of a ratio of tokens (DAPO), of sequences (GSPO)
@@ -310,6 +311,13 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
 
 
+def _find_best(value: Any) -> Any:
+    """`integrity.find_best` of a path, a name or several, in their types."""
+    if isinstance(value, tuple):
+        return tuple(map(_find_best, value))
+    return type(value)(find_best(value))
+
+
 def find_config(name: str) -> Path:
     """Find the file of a configuration, a path or the name of a shipped one. Raises UserError without one."""
     shipped = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
@@ -351,6 +359,8 @@ class Checks:
             name, value = argument.name, convert(argument.type, getattr(self, argument.name))
             check_kind(name, argument.type, value)
             setattr(self, name, value)
+            if name in ("model", "checkpoint") and value:
+                setattr(self, name, _find_best(value))
             if isinstance(value, float) and math.isinf(value):  # JSON has no such number
                 raise UserError(f"{name} must be finite, got {value}: for no limit, give 1e9")
             if name in ("env_kwargs", "cold_start_env_kwargs", "arguments"):

@@ -409,6 +409,7 @@ def _evaluate_all(evaluation: _Evaluation) -> None:
     print(evaluation.header.replace(f"{args.env}, {args.split} · ", ""))
     tables.print_table(evaluation.rows)  # first: a disk may be full by now
     evaluation.publish()
+    print(f"Everything is in {args.out}: report.html, evaluation.md, evaluation.json, episodes.jsonl.")
 
 
 if __name__ == "__main__":

@@ -160,8 +160,6 @@ def _check_model_folder(folder: Path, base_model: str) -> None:
             raise UserError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
     elif (folder / "config.json").is_file():
         _read_json(folder / "config.json")
-    elif steps := step_folders(folder):
-        raise UserError(f"{folder} is the folder of a run: give one of its checkpoints, such as {steps[0]}")
     elif not is_written_here(folder):
         raise UserError(f"{folder} holds no model (no config.json or adapter_config.json): {_WHAT}")
 

@@ -9,6 +9,7 @@ from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
 from trainers.runtime.errors import UserError
+from trainers.runtime.integrity import find_best
 
 
 @dataclass(kw_only=True)
@@ -41,6 +42,7 @@ class Args(Checks):
 
     def __post_init__(self):
         super().__post_init__()
+        self.agent = find_best(self.agent)
         self.check_least(temperature=0)
         self.check_choices()
         self.check_thinking(self.max_new_tokens)

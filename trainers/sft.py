@@ -150,7 +150,6 @@ import torch
 
 from trainers.algorithms.losses import aggregate
 from trainers.checkpoints import card
-from trainers.checkpoints.run_dir import BEST
 from trainers.checkpoints.settings import settings
 from trainers.episodes.report import page, tables
 from trainers.factory import make_envs
@@ -173,6 +172,7 @@ from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
 from trainers.runtime import distributed, signals
+from trainers.runtime.integrity import BEST
 from trainers.runtime.progress import Progress
 from trainers.tiny.cold_start import start_policy
 from trainers.trajectory import BatchRow, collate_rows
@@ -298,6 +298,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
             if args.push_to_hub:
                 card.push(folder / BEST, args.push_to_hub)
     print(json.dumps({name: value for name, value in summary.items() if name != "settings"}, indent=2))
+    print(f"Everything is in {folder}: {BEST}, report.html, summary.json, metrics.jsonl, {FILE}.", file=sys.stderr)
     return summary
 
 

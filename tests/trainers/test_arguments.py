@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from trainers import evaluate, gigpo, grpo, ppo, reinforce, rloo, sft
+from trainers import evaluate, gigpo, grpo, play, ppo, reinforce, rloo, serve, sft
 from trainers.runtime.errors import UserError
 
 
@@ -80,6 +80,19 @@ WRONG = [  # what is given, and a word of what is said
 def test_arguments_that_make_no_sense(module, arguments, message):
     with pytest.raises(UserError, match=message):
         module.Args(**arguments)
+
+
+def test_a_run_stands_for_its_best_checkpoint_or_its_latest(tmp_path, capsys):
+    for folder in ("checkpoint-2", "checkpoint-10"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    assert grpo.Args(model=str(tmp_path)).model == str(tmp_path / "checkpoint-10")
+    (tmp_path / "best").mkdir()
+    taken = tmp_path / "best"
+    assert evaluate.Args(checkpoint=tmp_path).checkpoint == (taken,)
+    assert serve.Args(checkpoint=tmp_path).checkpoint == taken
+    assert play.Args(agent=str(tmp_path)).agent == str(taken) and play.Args().agent == ""
+    assert f"{tmp_path} is a run: {taken} is taken, its best checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

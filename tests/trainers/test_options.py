@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 
 from agent_envs.formats import Hermes
-from trainers import gigpo, grpo, ppo, sft
+from trainers import cli, gigpo, grpo, ppo, sft
 from trainers.cli import parse
 from trainers.config import CONFIGS, find_config, mutable_on_resume, read_config, select_options
 
@@ -84,6 +85,15 @@ def test_a_mistake_is_said_in_one_line_and_ends_with_2(capsys, tmp_path, monkeyp
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError("too much"), torch.OutOfMemoryError("CUDA out of memory. Tried")])
+def test_out_of_memory_is_said_with_what_takes_less(capsys, error):
+    cli._report_end("python -m trainers.grpo", type(error), error, None)
+    told = capsys.readouterr().err
+    assert told.startswith("python -m trainers.grpo: out of memory (") and told.count("\n") == 1
+    for name in ("max-tokens-per-micro-batch", "gradient-checkpointing", "dtype bfloat16", "lora-rank"):
+        assert f"--{name}" in told
 
 
 def read_help(capsys, args, flag: str) -> str:

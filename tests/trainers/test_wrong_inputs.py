@@ -22,7 +22,6 @@ MODULES = {"compare": "experiments.compare", "agent_envs": "agent_envs", "retrie
 BEFORE_TORCH = [
     ("grpo --model no/such/folder", "there is no model folder no/such/folder: give a folder, a GGUF file or a hub id"),
     ("grpo --model ./empty", "empty holds no model (no config.json or adapter_config.json)"),
-    ("grpo --model RUN", "is the folder of a run: give one of its checkpoints, such as RUN/checkpoint-1"),
     ("grpo --model text.gguf", "text.gguf is not a GGUF file"),
     ("grpo --model none.gguf", "there is no file none.gguf"),
     ("grpo --model damaged", "damaged/config.json is damaged"),

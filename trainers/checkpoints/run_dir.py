@@ -37,11 +37,10 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
-from trainers.runtime.integrity import CARD_FILE
+from trainers.runtime.integrity import BEST, CARD_FILE
 from trainers.runtime.progress import METRICS_FILE, read_metrics
 from trainers.runtime.signals import TrainingStopped
 
-BEST = "best"  # the folder in that of a run with the weights of its best evaluation
 BASELINES_FILE = "baselines.json"
 
 

@@ -9,6 +9,7 @@ from trainers.runtime.errors import UserError
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
+BEST = "best"  # the folder in that of a run with the weights of its best evaluation
 CARD_FILE = "README.md"  # for readers: it may change, and has no checksum
 STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 _READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # of files that a model is loaded from
@@ -44,6 +45,20 @@ def step_folders(run_folder: str | Path) -> list[Path]:
     """List `run_folder/checkpoint-<step>` that are not empty, the latest step first, in whatever state."""
     found = [path for path in Path(run_folder).glob("checkpoint-*") if STEP_FOLDER.fullmatch(path.name)]
     return sorted((p for p in found if p.is_dir() and any(p.iterdir())), key=step_of, reverse=True)
+
+
+def find_best(path_or_id: str | Path) -> str:
+    """The best checkpoint of a run, if a path is the folder of one, or its latest; anything else as it is."""
+    folder = Path(path_or_id)
+    if not path_or_id or not (steps := step_folders(folder)) or (folder / "config.json").is_file():
+        return str(path_or_id)
+    best = folder / BEST
+    chosen = best if best.is_dir() else find_latest(folder)[0] or steps[0]
+    print(
+        f"{folder} is a run: {chosen} is taken, its {'best' if chosen == best else 'latest'} checkpoint",
+        file=sys.stderr,
+    )
+    return str(chosen)
 
 
 def is_checkpoint(folder: str | Path) -> bool:
