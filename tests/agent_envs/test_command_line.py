@@ -58,6 +58,8 @@ def test_describe_shows_the_task_an_episode_and_the_arguments(run):
     assert text.index("--- system\n") < text.index("--- observation\n") < text.index("--- agent\n<search>")
     assert "\n--- terminated, reward " in text and text.count("```") % 2 == 0
     assert 'rewards="search_r1"' in text and "entities=150" in text
+    native = run("describe", "Calculator", "--env-kwargs", '{"format": "native"}')  # whose prompt names no tool
+    assert '\n[tool] calculate {"expression": "string"}: ' in native
 
 
 def test_a_task_without_scripts_or_arguments_can_be_described():
