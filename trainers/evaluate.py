@@ -21,7 +21,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import tyro
 
-from agent_envs.formats import FORMATS
+from agent_envs.formats import FORMATS, find_format
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
@@ -139,7 +139,9 @@ class Args(Checks):
         api_agent.check(self.api)
         if not self.model:
             raise UserError("api asks models by their names on the server: give --model")
-        if self.format not in ("", api_agent.NATIVE, *FORMATS) and ":" not in self.format:
+        if ":" in self.format:
+            find_format(self.format)
+        elif self.format not in ("", api_agent.NATIVE, *FORMATS):
             raise UserError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
 
 

@@ -30,13 +30,14 @@ def make_format(kind: str | Callable[..., Format], tools: Sequence[Tool], *, ans
     Raises:
         ValueError: no such format, or one that these tools cannot be called in.
     """
-    make = _find(kind) if isinstance(kind, str) else kind
+    make = find_format(kind) if isinstance(kind, str) else kind
     if not callable(make):
         raise ValueError(f"format must be a name, a class or 'module:Class', got {kind!r}")
     return make(tools, answers=answers)
 
 
-def _find(name: str) -> Callable[..., Format]:
+def find_format(name: str) -> Callable[..., Format]:
+    """Return the class of a format by its name or ``"module:Class"``. Raises ValueError if there is none."""
     if name in _MADE:
         return _MADE[name]
     module, colon, of_module = name.partition(":")
@@ -48,4 +49,15 @@ def _find(name: str) -> Callable[..., Format]:
         raise ValueError(f"format {name!r} cannot be imported: {error}") from error
 
 
-__all__ = ["FORMATS", "Format", "Hermes", "Native", "Plain", "Ragen", "React", "SearchTags", "make_format"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Hermes",
+    "Native",
+    "Plain",
+    "Ragen",
+    "React",
+    "SearchTags",
+    "find_format",
+    "make_format",
+]

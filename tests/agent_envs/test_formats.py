@@ -163,14 +163,14 @@ def test_tools_that_cannot_be_told_apart_are_refused(name):
 
 class Brief(SearchTags):
     def instructions(self):
-        return "Search or answer."
+        return "Calculate or answer."
 
 
 @pytest.mark.parametrize("kind", [Brief, f"{__name__}:Brief"])
 def test_a_format_of_ones_own_is_a_class_or_its_name(kind):
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", format=kind)
+    env = gymnasium.make("AgentR1/Calculator-v0", format=kind)
     _, info = env.reset(seed=0)
-    assert info["instructions"] == "Answer the question. Search or answer."
+    assert info["instructions"].endswith("without a unit. Calculate or answer.")
     assert env.step("<answer>x</answer>")[2]
 
 

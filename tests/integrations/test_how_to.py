@@ -20,7 +20,7 @@ _, FORMAT, HOOK, TRL, SB3, COLOURS, EPISODE = re.findall(r"```python\n(.*?)```",
 def test_a_format_of_ones_own():
     said = {}
     exec(FORMAT, said)
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", format=said["Arrows"])
+    env = gymnasium.make("AgentR1/MiniWiki-v0", format=said["Arrows"])
     assert env.reset(seed=0)[1]["instructions"].endswith("Write SEARCH: words, or ANSWER: text.")
     assert env.step("SEARCH: town")[4]["calls"] == 1
     assert env.step("ANSWER:")[0] == "Write SEARCH: words, or ANSWER: text."
