@@ -2,9 +2,9 @@
 
     python -m benchmarks.agent_attacks                  # some minutes; ends with one line of JSON
 
-A training of the tiny policy runs undisturbed; once more under attack by slow and half-open clients, 300 requests at once, bodies
-of 100 MB, keys of no episode and of ended ones; and once more with SIGTERM in the middle, and resumed. In each episode a stream is
-left unread. All three must leave the same episodes and weights, or the status is 1.
+A training of the tiny policy runs undisturbed; once more under attack by slow and half-open clients, 300 requests at once,
+bodies of 100 MB, keys of no episode and of ended ones; and once more with SIGTERM in the middle, and resumed. Each episode leaves
+a stream unread. All three must leave the same episodes and weights, or the status is 1.
 """
 
 import hashlib
@@ -105,9 +105,8 @@ def attack(log: Path, seen: Counter, name: str, is_over: threading.Event) -> Non
 
 def train(out: Path, *options: str, stop_after: int = 99) -> int:
     """Run a training to its end, or until SIGTERM after so many updates; returns its status."""
-    log, metrics, is_stopped = Path(f"{out}.log"), out / "metrics.jsonl", False
-    log.touch()
-    environment = os.environ | {LOG: str(log), "OMP_NUM_THREADS": "1"}
+    metrics, is_stopped = out / "metrics.jsonl", False
+    environment = os.environ | {LOG: f"{out}.log", "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([*COMMAND, *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 1500
     while run.poll() is None and time.monotonic() < end:
@@ -115,7 +114,7 @@ def train(out: Path, *options: str, stop_after: int = 99) -> int:
         if not is_stopped and metrics.exists() and metrics.read_text().count('"train/rows"') >= stop_after:
             run.send_signal(signal.SIGTERM)
             is_stopped = True
-    run.kill()
+    run.kill()  # if it hangs
     return run.wait()
 
 

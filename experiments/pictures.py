@@ -79,6 +79,10 @@ def make(page: str) -> None:
             for agent, own in mean_scores(read(name)).items()
         }
         draw_scores(scores, out, title, describe_scores(read(name)))
+    elif page == "agents":
+        draw(
+            read(page)["curves"], out, "Greedy EM", "A program over openai learns as the environment's own rollout does"
+        )
     else:
         lines, title = GAMES[page]
         subtitle = "Success on held-out instances: mean and 95% CI of 3 seeds"
@@ -86,5 +90,5 @@ def make(page: str) -> None:
 
 
 if __name__ == "__main__":
-    for name_of_page in sys.argv[1:] or [*CURVES, *SCORES, *GAMES]:
+    for name_of_page in sys.argv[1:] or [*CURVES, *SCORES, *GAMES, "agents"]:
         make(name_of_page)

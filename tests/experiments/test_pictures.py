@@ -5,7 +5,7 @@ import pytest
 from experiments import pictures
 
 
-@pytest.mark.parametrize("page", [*pictures.CURVES, *pictures.SCORES, *pictures.GAMES])
+@pytest.mark.parametrize("page", [*pictures.CURVES, *pictures.SCORES, *pictures.GAMES, "agents"])
 def test_a_picture_belongs_to_a_page_and_shows_every_agent(page, monkeypatch):
     drawn = {}
     monkeypatch.setattr(pictures, "draw", lambda curves, out, *_: drawn.update({out.name: curves}))
