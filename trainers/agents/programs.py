@@ -142,8 +142,11 @@ def run_program(program: Program, task: Task, episode: Episode) -> None:
         episode.finish(program.run(task), program.reward)
     except ProgramFailed as error:
         episode.fail(str(error))
-    except BaseException:  # a program may raise anything, SystemExit among it
-        episode.fail(traceback.format_exc())
+    except BaseException as error:  # a program may raise anything, SystemExit among it
+        place = error.__traceback__
+        while place and place.tb_next and place.tb_frame.f_code.co_filename == __file__:
+            place = place.tb_next  # it begins in the program
+        episode.fail("".join(traceback.format_exception(error.with_traceback(place))))
 
 
 def load_program(agent: str) -> Program:

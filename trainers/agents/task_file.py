@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,8 +78,8 @@ def _read_outcome(value: Any) -> Outcome:
     outcome = value if isinstance(value, Mapping) else {"reward": value}
     metrics = dict(outcome.get("metrics") or {})
     numbers = {"reward": outcome.get("reward"), **metrics}
-    if wrong := [name for name, number in numbers.items() if not isinstance(number, int | float)]:
-        raise TypeError(f"{wrong[0]} must be a number, got {numbers[wrong[0]]!r:.100}")
+    if wrong := [n for n, value in numbers.items() if not isinstance(value, Real) or not math.isfinite(value)]:
+        raise TypeError(f"{wrong[0]} must be a finite number, got {numbers[wrong[0]]!r:.100}")
     floats = {name: float(number) for name, number in metrics.items() if name != "score"}
     return {"reward": float(outcome["reward"]), "metrics": floats}
 

@@ -1,5 +1,6 @@
 """What a program is given to do, and what its episode comes to."""
 
+import math
 from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -91,7 +92,9 @@ class Episode(Generic[Log]):
         return {"question": self.env.first_observation, "instructions": self.env.instructions}
 
     def reward(self, value: float) -> None:
-        """Pay for the latest call."""
+        """Pay for the latest call. Raises ValueError if it is no finite number."""
+        if not math.isfinite(value):
+            raise ValueError(f"a reward must be a finite number, got {value!r}")
         if not self.ended:
             self.session.reward(float(value), {"program": float(value)})
 

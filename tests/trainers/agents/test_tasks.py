@@ -1,0 +1,78 @@
+"""What an episode takes from its program: finite rewards, results of the right kind, and nothing after its end."""
+
+import threading
+
+import pytest
+
+from agent_envs.tools import Tool
+from agent_envs.types import ToolResult
+from agent_envs.utils.scripts import EpisodeRecorder
+from trainers.agents.calls import CallLog
+from trainers.agents.programs import run_program
+from trainers.agents.task_file import TaskEnv
+from trainers.agents.tasks import Episode, Task
+from trainers.trajectory import Trajectory
+
+
+class Program:
+    """``solve`` as a program."""
+
+    def __init__(self, solve, reward=None):
+        self.run, self.reward = solve, reward
+
+
+class Hangs(Tool):
+    name, description, parameters = "hangs", "Hangs.", {"type": "object", "properties": {}, "required": []}
+    io_bound = True
+    is_called, goes_on = threading.Event(), threading.Event()
+
+    def execute_batch(self, arguments):
+        self.is_called.set()
+        self.goes_on.wait(10)
+        return [ToolResult("late")]
+
+
+@pytest.fixture
+def begin(tmp_path):
+    def make():
+        (tmp_path / "tasks.jsonl").write_text('{"question": "x", "split": "train"}')
+        env = TaskEnv(str(tmp_path / "tasks.jsonl"))
+        env.tools["hangs"], env.max_turns = Hangs(), 3
+        _, info = env.reset(seed=0)
+        episode = Episode(0, env, EpisodeRecorder(env, info), CallLog(Trajectory()))
+        return Task(episode.fields(), episode, "", ""), episode
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("solve", "reward", "said"),
+    [
+        (lambda task: task.reward(float("nan")), None, "a reward must be a finite number, got nan"),
+        (lambda task: {"reward": float("inf")}, None, "reward must be a finite number, got inf"),
+        (lambda task: {"reward": 1, "metrics": {"length": "x"}}, None, "length must be a finite number, got 'x'"),
+        (lambda task: "x", lambda task, result: None, "reward must be a finite number, got None"),
+        (lambda task: "x", None, "nothing scores 'x': return {'reward': …}, or define reward(task, result)"),
+        (lambda task: task.tools[0](), None, "IndexError"),
+    ],
+)
+def test_a_result_that_is_none_fails_the_episode(begin, solve, reward, said):
+    task, episode = begin()
+    task.tools.clear()
+    run_program(Program(solve, reward), task, episode)
+    told = episode.trajectory.messages[-1]["content"]
+    assert episode.ended and episode.trajectory.failed and said in told.splitlines()[-1]
+    assert "in run_program" not in told  # the traceback begins in the program
+
+
+def test_a_tool_that_hangs_does_not_act_in_the_next_episode(begin):
+    task, episode = begin()
+    said = []
+    thread = threading.Thread(target=lambda: said.append(task.tools[0]()))
+    thread.start()
+    Hangs.is_called.wait(10)
+    episode.fail("TimeoutError")
+    episode.env.reset(seed=0)
+    Hangs.goes_on.set()
+    thread.join()
+    assert said == ["The episode has ended."] and not episode.env.history.turns
