@@ -166,7 +166,7 @@ _SMALLER = {  # what takes less memory, by command
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the processor or the GPU has no memory left; what PyTorch raises has no class on a CPU."""
+    """Whether the CPU or the GPU has no memory left; what PyTorch raises has no class on a CPU."""
     told = isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
     return isinstance(error, MemoryError) or told
 
