@@ -47,23 +47,22 @@ def chat(client, messages, **options):
     return client.chat.completions.create(model="policy", messages=messages, **options).choices[0]
 
 
-def test_a_program_has_the_environment_s_own_episodes(agent):
+def test_a_program_has_the_environment_s_own_episodes(agent, monkeypatch):
     """The shipped policy in examples/openai_agent.py: the same ids, masks, log-probabilities and rewards, where all turns can be
     read; and once more where programs begin in another order."""
-    policy, envs = (
-        load_policy(SHIPPED),
-        make_envs("AgentR1/MiniWiki-v0", json.dumps({"entities": 200, "questions": 50}), "train", 16),
-    )
+    monkeypatch.setattr(dispatcher, "PATIENCE", 30.0)
+    policy = load_policy(SHIPPED)
+    envs = make_envs("AgentR1/MiniWiki-v0", json.dumps({"entities": 200, "questions": 50}), "train", 8)
     stop = envs.envs[0].stop
 
     def play(roll_out, engine):
         torch.manual_seed(3)
-        return roll_out(envs, policy, engine, seeds=[0, 1], group_size=8, max_new_tokens=40)
+        return roll_out(envs, policy, engine, seeds=[0, 1], group_size=4, max_new_tokens=40)
 
     own = play(rollout, SeededEngine(policy, stop))
     ours = play(agent("examples.openai_agent:solve"), TransformersEngine(policy, stop))
     readable = [i for i, episode in enumerate(own) if not any("Invalid" in m["content"] for m in episode.messages)]
-    assert len(readable) > 13
+    assert len(readable) > 6
     for mine, theirs in ((ours[i], own[i]) for i in readable):
         assert [(row.ids, row.mask) for row in mine.rows] == [(row.ids, row.mask) for row in theirs.rows]
         for a, b in zip(mine.steps, theirs.steps, strict=True):
@@ -71,7 +70,7 @@ def test_a_program_has_the_environment_s_own_episodes(agent):
         assert mine.score == theirs.score
     JITTER[:] = [random.random() / 20 for _ in range(20)]
     again = play(agent(wait_and_solve), TransformersEngine(policy, stop))
-    assert [e.steps for e in again] == [e.steps for e in ours] and len(JITTER) == 4
+    assert [e.steps for e in again] == [e.steps for e in ours] and len(JITTER) == 12
 
 
 def wait_and_solve(task, client):
