@@ -169,6 +169,7 @@ from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.formats import choose_format
 from trainers.runtime import signals
 from trainers.runtime.progress import Progress, to_json_types
+from trainers.runtime.provenance import describe_process
 
 T = TypeVar("T")
 SCRIPTS = {
@@ -202,7 +203,7 @@ class _Evaluation:
             if (self._unfinished / name).exists():  # not where the disk was full
                 durable.publish(self._unfinished / name, args.out / name)
         result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
-        result |= {"command": html_report.typed_command(), "rows": self.rows}
+        result |= {**describe_process(), "rows": self.rows}
         durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{tables.table(self.rows)}")
         text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)
         durable.write_text(args.out / "evaluation.json", f"{text}\n")

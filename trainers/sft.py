@@ -150,7 +150,7 @@ import torch
 
 from trainers.algorithms.losses import aggregate
 from trainers.checkpoints import card
-from trainers.checkpoints.settings import settings
+from trainers.checkpoints.settings import list_changed, settings
 from trainers.episodes.report import page, tables
 from trainers.factory import make_envs
 from trainers.grpo import make_optimizer
@@ -174,6 +174,7 @@ from trainers.rollouts.formats import choose_format
 from trainers.runtime import distributed, signals
 from trainers.runtime.integrity import BEST
 from trainers.runtime.progress import Progress
+from trainers.runtime.provenance import describe_process
 from trainers.tiny.cold_start import start_policy
 from trainers.trajectory import BatchRow, collate_rows
 
@@ -236,8 +237,17 @@ class HeldOutLoss:
     def prepare_save(self) -> None:
         """Nothing is under way between updates."""
 
-    def describe(self) -> None:
-        """An unfinished run has no report."""
+    def describe(self) -> dict[str, Any]:
+        """Entries of the summary, for the page of an unfinished run as well."""
+        return describe_run(self.args)
+
+
+def describe_run(args: Args) -> dict[str, Any]:
+    """Entries of the summary that do not depend on how far the run is."""
+    return {
+        "algorithm": "sft", "env": args.env, "seed": args.seed, "settings": settings(args),
+        "changed": list_changed(args), **describe_process(),
+    }  # fmt: skip
 
 
 def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
@@ -288,8 +298,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
             write_demonstrations(folder / FILE, demonstrations, policy)
     with signals.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
         summary = fit(args, policy, demonstrations, folder) | {
-            "algorithm": "sft", "env": args.env, "seed": args.seed, "folder": str(folder), "settings": settings(args),
-            "command": page.typed_command(),
+            "folder": str(folder), **describe_run(args),
         }  # fmt: skip
         if not distributed.rank():
             tables.write_summary(folder, summary)

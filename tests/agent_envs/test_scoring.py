@@ -214,5 +214,5 @@ def test_what_has_no_answer_is_refused():
     with pytest.raises(ValueError, match="between 0 and 1"):
         scoring.bootstrap_interval([1.0], confidence=95)
     for attempts, solved, k in ((3, 1, 4), (3, 4, 1), (3, 1, 0), (3, -1, 1)):
-        with pytest.raises(ValueError, match="cannot be told"):
+        with pytest.raises(ValueError, match="cannot be estimated"):
             scoring.pass_at_k(attempts, solved, k)

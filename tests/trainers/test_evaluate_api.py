@@ -252,7 +252,7 @@ def test_a_model_here_tries_each_question_several_times(model_folder, tmp_path):
     options = {"env_kwargs": SMALL, "checkpoint": (model_folder,), "max_new_tokens": 6, "questions": 5}
     rows = evaluate.main(evaluate.Args(**options, samples=3, num_envs=4, out=tmp_path / "a"))
     assert rows[-1]["episodes"] == 15 and rows[-1]["samples"] == 3 and "pass_at_k" in rows[-1]
-    assert "EM avg@3 | 95 % interval | pass@3 |" in (tmp_path / "a" / "evaluation.md").read_text()
+    assert "EM avg@3 | 95% CI | pass@3 |" in (tmp_path / "a" / "evaluation.md").read_text()
     records = [r for r in read_episodes(tmp_path / "a" / "episodes.jsonl") if r["agent"] == rows[-1]["name"]]
     assert [r["sample"] for r in records] == [0, 1, 2] * 5
     assert len({r["instance"] for r in records}) == 5 and len({r["question"] for r in records}) == 5

@@ -212,15 +212,17 @@ def find_summary(run: Path) -> Path:
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
     """Write the learning curve so far and the table of the baselines; ``done`` is such as "12 of 50 updates"."""
-    _draw_curve(run, summary)
     write_unfinished_page(run, summary, done)
+    if "rows" not in summary:  # of SFT
+        return
+    _draw_curve(run, summary)
     header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
     durable.write_text(run / "evaluation.md", header + tables.table(summary["rows"]))
 
 
 def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
     """report.html of a run that goes on, with its newest episodes; for the arguments see `write_unfinished_report`."""
-    html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**25)
+    html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**23)
 
 
 def write_report(run: Path, summary: dict, records: list[dict]) -> None:

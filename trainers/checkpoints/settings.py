@@ -77,12 +77,17 @@ def _list_tasks(env: str, env_kwargs: str) -> set[str]:
     return {full_id(env), *map(full_id, tasks or ())}
 
 
+def list_changed(args: Any) -> list[str]:
+    """List the arguments that are not as by default."""
+    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume", "config")}
+    return [field.name for field in fields(args) if kept.get(field.name) not in (None, field.default)]
+
+
 def describe_arguments(args: Any) -> str:
     """What `ARGUMENTS_FILE` holds: all arguments but the folder of the run, those ``changed`` that are not as by default, and the
     ``algorithm``, the name of their file."""
     kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume", "config")}
-    changed = [field.name for field in fields(args) if kept.get(field.name) not in (None, field.default)]
-    described = kept | {"algorithm": algorithm_of(args), "changed": changed}
+    described = kept | {"algorithm": algorithm_of(args), "changed": list_changed(args)}
     return json.dumps(to_json_types(described), indent=2) + "\n"
 
 

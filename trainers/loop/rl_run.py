@@ -11,9 +11,8 @@ from typing import Any, Self
 import torch
 
 from trainers.checkpoints import card, run_dir
-from trainers.checkpoints.settings import LENGTHS, settings
+from trainers.checkpoints.settings import LENGTHS, list_changed, settings
 from trainers.episodes.records import EpisodeWriter, Recorder
-from trainers.episodes.report import page as html_report
 from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
 from trainers.loop.run import Metrics, Run, UpdateStep
 from trainers.loop.setup import BEFORE, BEFORE_SAMPLED, Setup
@@ -21,6 +20,7 @@ from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.rollouts.statistics import episode_metrics
 from trainers.runtime import distributed
 from trainers.runtime.progress import Progress
+from trainers.runtime.provenance import describe_process
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
 
@@ -139,8 +139,9 @@ class RLRun:
         source = dict(zip(("source", "train_source"), setup.sources, strict=True))
         return {
             "env": args.env, **source, "seed": args.seed, "score": setup.score, "rows": setup.rows,
-            "settings": settings(args) | {n: getattr(args, n) for n in LENGTHS}, "command": html_report.typed_command(),
-            "symptoms": self.tracker.symptoms,
+            "settings": settings(args) | {n: getattr(args, n) for n in LENGTHS}, "changed": list_changed(args),
+            "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
+            "symptoms": self.tracker.symptoms, **describe_process(),
         }  # fmt: skip
 
     def close(self) -> dict[str, Any]:
@@ -163,14 +164,13 @@ class RLRun:
 
     def _summarize(self, rows: list[dict]) -> dict[str, Any]:
         """The summary of the finished run. ``rows``: of the table; the last one is the trained policy's."""
-        args, score = self.args, self.setup.score
+        score = self.setup.score
         reached = {row["name"]: row[score] for row in rows}
         return self.describe() | {
             f"{score}_cold_start": reached[BEFORE], f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED],
             f"{score}_trained": rows[-1][score],
             **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
             "seconds_cold_start": self.setup.seconds_cold_start, "rows": rows, "folder": str(self.setup.folder),
-            "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
             "algorithm": self.setup.algorithm, "seconds_training": self.run.seconds,
             "episodes": self.episodes_so_far, "stopped_on_collapse": self.run.stopped,
         }  # fmt: skip

@@ -36,6 +36,7 @@ from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
 
 Metrics = dict[str, float]
+_PAGE_SECONDS = 60.0  # report.html of a run that goes on is at most an update and so many seconds old
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class Evaluation(Protocol):
     def prepare_save(self) -> None:
         """Bring to rest what a checkpoint depends on."""
 
-    def describe(self) -> dict[str, Any] | None:
-        """Return the text for the report of an unfinished run; None if there is none."""
+    def describe(self) -> dict[str, Any]:
+        """Entries of the summary for the report of an unfinished run."""
 
 
 @contextmanager
@@ -121,6 +122,7 @@ class Run:
         if isinstance(self.learner, ShardedPolicy):
             self.learner.shard([optimizer], self.modules.values())
         self.full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
+        self._page_at = time.monotonic()
         self.first = self.saved = self.done = (
             run_dir.resume(folder, policy, [optimizer], self.modules) if args.resume else 0
         )
@@ -175,11 +177,13 @@ class Run:
                 signal = max(distributed.all_gather([signals.received()]))
                 is_due = not self.evaluation.at_end if ends else self.done % self.args.save_every == 0
                 if is_due or signal:
-                    self.save(self.done, page=not signal)
+                    self.save(self.done)
                 if signal:
                     self._exit_by_signal(signal)
                 if ends:
                     break
+                if is_due or time.monotonic() - self._page_at >= _PAGE_SECONDS:
+                    self._write_page(self.done)
 
     def _set_rates(self, step: UpdateStep) -> None:
         """Set the learning rates to those of the middle of the update, if it takes as long as those before it."""
@@ -235,6 +239,7 @@ class Run:
         else:
             return
         self.evaluation.observe(first, metrics, self.progress)
+        self._write_page(first)
 
     def _evaluate_now(self, done: int) -> Metrics:
         try:
@@ -271,28 +276,33 @@ class Run:
         """Write the weights after ``done`` updates as those that come of the run so far."""
         run_dir.save_best(self.folder, self.policy, done, score, self.args, self.extra)
 
-    def save(self, done: int, page: bool = True) -> None:
-        """Write the checkpoint of the state after ``done`` updates, and the ``page`` of an unfinished run."""
+    def save(self, done: int) -> None:
+        """Write the checkpoint of the state after ``done`` updates."""
         self.evaluation.prepare_save()
         run_dir.save(self.folder, self.policy, [self.optimizer], self.modules, done, self.args)
         self.saved = done
-        if page and not distributed.rank() and done < self.updates and (summary := self.evaluation.describe()):
-            run_dir.write_unfinished_page(self.folder, summary, self.describe_share(done))
+
+    def _write_page(self, done: int) -> None:
+        """Write the page of the unfinished run, for who looks while it goes on."""
+        if not distributed.rank():
+            run_dir.write_unfinished_page(self.folder, self.evaluation.describe(), self.describe_share(done))
+        self._page_at = time.monotonic()
 
     def stop(self, done: int, error: Exception) -> NoReturn:
         """End the run, which cannot continue, with a checkpoint of the state after ``done`` updates."""
         signal = max(distributed.all_gather([signals.received()]))
         if done and self.saved < done:
-            self.save(done, page=not signal)
+            self.save(done)
         if signal:
             self._exit_by_signal(signal)
+        self._write_page(done)
         raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
 
     def _exit_by_signal(self, signal: int) -> NoReturn:
         """Report what there is, and end the process."""
         self.close()
-        if not distributed.rank() and (summary := self.evaluation.describe()):
-            run_dir.write_unfinished_report(self.folder, summary, self.describe_share(self.saved))
+        if not distributed.rank():
+            run_dir.write_unfinished_report(self.folder, self.evaluation.describe(), self.describe_share(self.saved))
         signals.exit_by_signal(signal, self.describe_rest())
 
     def describe_rest(self) -> str:

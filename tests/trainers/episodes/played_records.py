@@ -22,7 +22,8 @@ SUMMARY = {
     ],
     "settings": {"lr": 0.5, "env_kwargs": '{"data": "<b>"}'}, "evaluation": {"eval_every": 2}, "command": "python -m x --a '<i>'",
     "symptoms": [{"update": 7, "name": "entropy collapsed", "message": "0.1 < 0.2", "stop": True}],
-    "seconds_training": 90.0, "stopped_on_collapse": True,
+    "changed": ["lr"], "date": "2026-11-27 08:30 UTC", "version": "0.1", "hardware": "2 CPU cores",
+    "em_cold_start": 0.1, "em_trained": 0.5, "seconds_training": 90.0, "stopped_on_collapse": True,
 }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ EVERYTHING = {
     [
         (
             ROWS,
-            "Agent | EM | 95 % interval | F1 | Support recall | Turns | Calls",
+            "Agent | EM | 95% CI | F1 | Support recall | Turns | Calls",
             [
                 r"Naive \| RAG [1] | 0.123 | 0.100–0.150 | 0.200 | – | – | –",
                 "trained | 0.800 | 0.770–0.830 | 0.850 | 1.000 | 3.00 | 2.00",
@@ -102,12 +102,12 @@ EVERYTHING = {
                 {"name": "one", "em": 0.5, "calls": 1.5, "kinds": {"1 hop": 0.75, "yes or no": 0.25}},
                 {"name": "older", "em": 0.25, "calls": 1.0},
             ],
-            "Agent | EM | Calls | 1 hop | Yes or no",
+            "Agent | EM | Calls | 1 hop | Yes/no",
             ["one | 0.500 | 1.50 | 0.750 | 0.250", "older | 0.250 | 1.00 | – | –"],
         ),
         (
             [EVERYTHING],
-            "Agent | EM avg@8 | 95 % interval | pass@8 | 95 % interval | Difference | 95 % interval | F1 | Support recall"
+            "Agent | EM avg@8 | 95% CI | pass@8 | 95% CI | Difference | 95% CI | F1 | Support recall"
             " | Turns | Calls | Failed | Tokens in | Tokens out",
             [
                 "Qwen/Qwen2.5-7B-Instruct | 0.500 | 0.400–0.600 | 0.750 | 0.700–0.800 | -0.125 | -0.250 to +0.050 | 0.625 | "
@@ -120,6 +120,12 @@ def test_the_table_is_markdown_with_dashes_for_what_is_missing(rows, head, lines
     written = report.table(rows).splitlines()
     assert [written[0], *written[2:]] == [f"| {line} |" for line in (head, *lines)]
     assert len(re.findall(r"\|", written[1])) == head.count("|") + 2
+
+
+def test_checkpoints_are_named_by_the_end_of_their_path():
+    names = ["/a/b/run/best", "Naive RAG (/a/b/run/best)", "/a/models/mine", "Qwen/Qwen2.5", "/x/one/c", "/y/one/c"]
+    short = ["run/best", "Naive RAG (run/best)", "mine", "Qwen/Qwen2.5", "/x/one/c", "/y/one/c"]
+    assert report.shorten(names) == short
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])

@@ -27,8 +27,11 @@ def folder(tmp_path_factory):
         message["content"] = HOSTILE
     hostile["turns"][0]["calls"][0] |= {"tool": HOSTILE, "arguments": HOSTILE}
     hostile |= {"truncated": True, "supporting": [HOSTILE], "golds": [HOSTILE], "kind": {HOSTILE: HOSTILE}}
+    for record in [record for record in played if record["agent"] == "Oracle"][:10]:
+        record |= {"table": True, "step": 5}
     folder = records.write(tmp_path_factory.mktemp("page") / "run", [*played, hostile], tokens=True)
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"source": HOSTILE}))
+    rows = [SUMMARY["rows"][0], SUMMARY["rows"][1] | {"name": "Oracle"}]
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"source": HOSTILE, "rows": rows}))
     lines = ({"step": i, "seconds": 2.0 * i, "train/em": i / 10, "eval/em": i / 9} for i in range(9))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     html_report.write_beside(folder)
@@ -53,6 +56,19 @@ def test_a_walk_through_the_page(page, folder):
     page.run("document.querySelector('#more').open = true")
     page.wait("document.querySelectorAll('#more canvas').length == 2")
 
+    assert page.run("[...document.querySelectorAll('.scroll')].every((e) => e.scrollWidth <= e.clientWidth)")
+    page.press("?")
+    assert page.run("document.querySelector('#help').open")
+    page.run("document.querySelector('#help').close()")
+    page.run("document.querySelector('th[data-agent] a').click()")  # a row leads to the episodes of its table
+    page.wait(f"{found} === '10 episodes, 100.0 % right'")
+    assert page.run("document.querySelector('#by-step').value") == "table"
+    assert page.run("document.querySelector('#by-step').innerText.split('\\n')") == [
+        "all steps", "closing table", "untrained", "step 5",
+    ]  # fmt: skip
+    assert page.run("[...document.querySelectorAll('#by-kind option')].some((one) => one.textContent === '2 hops')")
+
+    page.open(path)
     page.run("show('episodes')")  # filters and words leave what was asked for
     assert page.run(found).startswith("121 episodes")
     assert page.run("document.querySelectorAll('.row').length") < 40  # only those in sight are in the page

@@ -12,8 +12,6 @@ import functools
 import hashlib
 import itertools
 import json
-import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ from agent_envs.tasks.qa_data import STAND_IN
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.episodes.records import EPISODES_FILE
-from trainers.episodes.report import episode_data, tables
+from trainers.episodes.report import episode_data, headline, tables
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
@@ -79,14 +77,19 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
     known: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
     rows = [dict(row) for row in known.get("rows", ())]
+    for row, name in zip(rows, tables.shorten([str(row["name"]) for row in rows]), strict=True):
+        row |= {"name": name, "agent": row["name"]}
     if not unfinished and known.get("api") and not rows:
         unfinished = "some of its episodes"
     if not unfinished and lines and not known and path.is_dir():
         unfinished = f"{int(lines[-1].get('step', 0)):,} updates"
+    score = known.get("score") or _find_score(rows, lines)
+    changed, settings = _split_settings(known)
     return {
         "folder": str(folder), "env": known.get("env", ""), "source": known.get("source", ""),
-        "split": known.get("split", ""), "rows": rows, "score": known.get("score") or _find_score(rows, lines),
-        "settings": {**known.get("settings", {}), **known.get("evaluation", {})}, "command": known.get("command", ""),
+        "split": known.get("split", ""), "rows": rows, "score": score,
+        "headline": headline.make_headline(known, rows, lines, score),
+        "changed": changed, "settings": settings, "command": known.get("command", ""),
         "symptoms": list(known.get("symptoms", ())), "monitored": "symptoms" in known,  # not known of a run that was killed
         "notes": _make_notes(known, rows, unfinished), "metrics": _columns(lines),
         "facts": _make_facts(known, lines), "episodes_file": files.get(EPISODES_FILE),
@@ -148,7 +151,10 @@ def _table(part: Mapping) -> dict:
                 "text": f"{interval[0]:.3f} – {interval[1]:.3f}",
             }  # fmt: skip
         name, cells = printable(str(row["name"])), tables.make_cells(row, columns)
-        lines.append({"name": name, "cells": cells, "interval": drawn, "n": row.get("episodes")})
+        lines.append({
+            "name": name, "agent": printable(str(row.get("agent", row["name"]))), "cells": cells, "interval": drawn,
+            "n": row.get("episodes"),
+        })  # fmt: skip
         if row.get("kinds"):
             lines_of_kinds.append({"name": name, "cells": tables.make_cells(row, kinds)})
     return {
@@ -202,16 +208,21 @@ def _make_notes(known: Mapping, rows: Sequence[Mapping], unfinished: str) -> lis
 
 
 def _make_facts(known: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
-    """A few figures of a run for its head."""
+    """Make a few figures of a run for its head."""
     facts = [("updates", f"{int(lines[-1].get('step') or 0):,}")] if lines else []
     if isinstance(known.get("episodes"), int):
         facts.append(("training episodes", f"{known['episodes']:,}"))
     for name in ("seconds_cold_start", "seconds_training", "seconds"):
         if isinstance(known.get(name), int | float) and (seconds := float(known[name])):
-            minutes = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-            what = "cold start" if "cold" in name else "training"
-            facts.append((what, f"{seconds:.0f} s" if seconds < 100 else minutes))
-    return [*facts, *([("seed", str(known["seed"]))] if "seed" in known else [])]
+            facts.append(("cold start" if "cold" in name else "training", headline.format_duration(seconds)))
+    return [*facts, *((name, str(known[name])) for name in ("seed", "date", "version", "hardware") if name in known)]
+
+
+def _split_settings(known: Mapping) -> tuple[dict, dict]:
+    """Settings that differ from their defaults, and the others."""
+    settings = {**known.get("settings", {}), **known.get("evaluation", {})}
+    changed = known.get("changed", settings)  # an earlier summary does not tell them apart
+    return tuple({n: v for n, v in settings.items() if (n in changed) == is_so} for is_so in (True, False))  # type: ignore[return-value]
 
 
 def _read_object(path: Path | None) -> dict:
@@ -234,17 +245,6 @@ def _tell_apart(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
-
-
-def typed_command() -> str:
-    """Return the command line of this process, without possible secrets."""
-    words, hidden = ["python", *sys.orig_argv[1:]], False
-    for i, word in enumerate(words):
-        name, given, _ = word.partition("=")
-        words[i], hidden = ("..." if hidden else word), False
-        if re.fullmatch(r"--?[\w-]*(key|token|secret|password)", name, re.IGNORECASE):
-            words[i], hidden = (f"{name}=..." if given else word), not given
-    return shlex.join(words)
 
 
 def write_beside(folder: Path, sources: Sequence[Path] = (), **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from trainers.runtime.progress import to_json_types
 
 SUMMARY_FILE = "summary.json"
 HEADINGS = {
-    "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
-    "success_interval": "95 % interval", "score_interval": "95 % interval", "pass_at_k": "pass@k",
-    "pass_at_k_interval": "95 % interval", "difference": "Difference", "difference_interval": "95 % interval", "f1": "F1",
+    "name": "Agent", "em": "EM", "em_interval": "95% CI", "success": "Success", "score": "Score",
+    "success_interval": "95% CI", "score_interval": "95% CI", "pass_at_k": "pass@k",
+    "pass_at_k_interval": "95% CI", "difference": "Difference", "difference_interval": "95% CI", "f1": "F1",
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "invalid": "Invalid turns", "failed": "Failed",
     "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out",
 }  # fmt: skip
@@ -30,17 +31,33 @@ _FAULTS = ("invalid", "failed")  # columns that are left out where there is none
 _WRAPPED = ("Agent", "Support recall", "Invalid turns")  # columns that may take two lines in a narrow terminal
 
 
+def shorten(names: Sequence[str]) -> list[str]:
+    """Name checkpoints in absolute paths by the end of their path; names that would be the same stay whole."""
+
+    def cut(found: re.Match) -> str:
+        path = Path(found[0])
+        return "/".join(path.parts[-2:] if re.fullmatch(r"best|start|checkpoint-\d+", path.name) else path.parts[-1:])
+
+    short = [re.sub(r"(?<![^\s(])/[^\s()]+", cut, name) for name in names]
+    return [new if short.count(new) == 1 else name for new, name in zip(short, names, strict=True)]
+
+
 def table(rows: Sequence[Mapping]) -> str:
     """Format evaluations as a Markdown table of `list_columns`; a value that a row lacks, or that is None, is a dash."""
-    columns = list_columns(rows)
+    rows, columns = _shorten_rows(rows), list_columns(rows)
     lines = [make_headings(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
     lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in make_cells(row, columns)] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _shorten_rows(rows: Sequence[Mapping]) -> list[dict]:
+    names = shorten([str(row["name"]) for row in rows])
+    return [{**row, "name": name} for row, name in zip(rows, names, strict=True)]
+
+
 def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
     """Print the table in the terminal. Columns without room beside the others come below them, after the names again."""
-    console, columns = console or Console(), list_columns(rows)
+    rows, console, columns = _shorten_rows(rows), console or Console(), list_columns(rows)
     headers, cells = (
         make_headings(columns, rows),
         [[printable(cell) for cell in make_cells(row, columns)] for row in rows],
@@ -109,8 +126,9 @@ def make_headings(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
 def make_heading(column: str) -> str:
     """Heading of a column; for a kind of questions, its name."""
     if column not in HEADINGS and column.endswith(_INTERVAL):
-        return "95 % interval"
-    return HEADINGS.get(column) or column.removeprefix(_KINDS).capitalize()
+        return "95% CI"
+    kind = column.removeprefix(_KINDS)
+    return HEADINGS.get(column) or {"yes or no": "Yes/no"}.get(kind, kind.capitalize())
 
 
 def make_cells(row: Mapping, columns: Sequence[str]) -> list[str]:

@@ -51,12 +51,19 @@ function unpackOnce(id) {
 const readBody = async (episode) => (await unpackOnce(`chunk-${episode.chunk}`))[episode.at];
 const readTokens = async (episode) => (await unpackOnce(`tokens-${episode.chunk}`))[episode.at];
 
+/** An entry of a question's kind in words: "yes/no", "1 hop". A chain is known by its hops. */
+function kindName([name, value]) {
+  if (name === "type") return { yes_no: "yes/no", chain: "" }[value] ?? value.replaceAll("_", " ");
+  if (name === "hops" && value === "0") return "";
+  return value === "1" ? `1 ${name.replace(/s$/, "")}` : `${value} ${name.replaceAll("_", " ")}`;
+}
+
 function takeEpisodes(data) {
   const bits = Object.fromEntries(data.outcomes.map((name, bit) => [name, 1 << bit]));
   for (const episode of data.episodes) {
     for (const [name, bit] of Object.entries(bits)) episode[name] = Boolean(episode.flags & bit);
     episode.wrong = !episode.right;
-    episode.kinds = Object.entries(episode.kind).map(([name, value]) => (name === "type" ? value : `${value} ${name}`));
+    episode.kinds = Object.entries(episode.kind).map(kindName).filter(Boolean);
     episode.low = [episode.text, ...episode.golds, episode.id, episode.agent].join("\n").toLowerCase();
     if (!sameQuestion.has(episode.question)) sameQuestion.set(episode.question, []);
     sameQuestion.get(episode.question).push(episode);
@@ -186,7 +193,8 @@ function drawRows() {
 }
 
 /** After how many updates an episode was played, in words. */
-const when = (episode) => (!hasSteps || episode.step === null ? null : hasTable && episode.table ? "closing table" : `step ${episode.step}`);
+const when = (episode) => (!hasSteps || episode.step === null ? null : hasTable && episode.table ? "closing table" : stepName(episode.step));
+const stepName = (step) => (step ? `step ${step}` : "untrained");
 
 function row(episode, i) {
   const facts = [short(episode.agent), when(episode), ...episode.kinds];
@@ -222,7 +230,7 @@ function buildFilters() {
   hasEnvs = distinct(episodes.map((episode) => episode.env)).length > 1;
   hasTable = distinct(episodes.map((episode) => episode.table)).length > 1; // or they are all behind it
   const table = hasTable ? [["table", "closing table"]] : [];
-  if (hasSteps) addSelect("step", "all steps", [...table, ...steps.map((step) => [step, `step ${step}`])]);
+  if (hasSteps || hasTable) addSelect("step", "all steps", [...table, ...steps.map((step) => [step, stepName(step)])]);
   addSelect("kind", "all kinds", distinct(episodes.flatMap((episode) => episode.kinds)).sort().map((kind) => [kind, kind]));
   addSelect("sort", "", Object.entries(SORTS).map(([name, [label]]) => [name, label]));
   $("#search").value = state.q;
@@ -718,11 +726,12 @@ function onKey(event) {
 
 /** Rows of the table lead to the episodes behind them. */
 function linkTable() {
-  const known = new Set(episodes.map((episode) => episode.agent));
+  const known = new Set(episodes.map((episode) => episode.agent)), ofTable = new Set(episodes.filter((episode) => episode.table).map((episode) => episode.agent));
   for (const cell of document.querySelectorAll("th[data-agent]")) {
     if (!known.has(cell.dataset.agent)) continue;
     const name = cell.textContent;
-    const address = new URLSearchParams({ view: "episodes", agent: name, ...(parts.length > 1 ? { part: cell.dataset.part } : {}) });
+    const agent = cell.dataset.agent, table = hasTable && ofTable.has(agent) ? { step: "table" } : {};
+    const address = new URLSearchParams({ view: "episodes", agent, ...table, ...(parts.length > 1 ? { part: cell.dataset.part } : {}) });
     cell.replaceChildren(make("a", { href: `#${address}` }, name));
   }
 }
