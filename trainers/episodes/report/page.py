@@ -77,8 +77,12 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
     known: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
     rows = [dict(row) for row in known.get("rows", ())]
-    for row, name in zip(rows, tables.shorten([str(row["name"]) for row in rows]), strict=True):
-        row |= {"name": name, "agent": row["name"]}
+    names = [str(row["name"]) for row in rows]
+    short = dict(zip(names, tables.shorten(names), strict=True))
+    for row in rows:
+        row |= {"name": short[str(row["name"])], "agent": row["name"]}
+        if to := row.get("difference_to"):
+            row["difference_to"] = short.get(to, to)
     if not unfinished and known.get("api") and not rows:
         unfinished = "some of its episodes"
     if not unfinished and lines and not known and path.is_dir():
