@@ -15,6 +15,12 @@ from pydantic import Field, model_validator
 
 from agent_envs.integrations.episode import Episode, Reply
 
+if next(iter(metadata.distributions(name="openenv-core")), None) and not [*metadata.distributions(name="openenv")]:
+    raise ImportError(
+        "openenv-core is another package than openenv, with the same module: pip uninstall openenv-core, then "
+        "pip install 'agent-r1-envs[openenv]' in a virtual environment of its own"
+    )
+
 try:
     from openenv.core.env_server import Action, Environment, Observation, State, create_app
     from openenv.core.env_server.types import EnvironmentMetadata

@@ -7,6 +7,7 @@ import re
 import runpy
 import socket
 import sys
+from importlib import metadata
 
 import pytest
 from broken_envs import Adds, Digit, Halves, registered
@@ -165,4 +166,6 @@ def test_serve_says_what_it_needs(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
     message = refusal(run, "serve", "MiniWiki", "--env-kwargs", WORLD)
+    monkeypatch.setattr(metadata, "distributions", lambda name: ["0.2.1"] * (name == "openenv-core"))
+    assert "openenv-core is another package than openenv" in refusal(run, "serve", "MiniWiki", "--env-kwargs", WORLD)
     assert all(part in message for part in ("mcp<2", "pip install 'agent-r1-envs[openenv]'", "without the extra 'mcp'"))
