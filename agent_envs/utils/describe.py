@@ -62,7 +62,7 @@ def assemble(
     parts = [
         f"# {id}",
         about or described,
-        f'```python\nenv = gymnasium.make("{id}"{given})\n```',
+        f'```python\nenv = gymnasium.make("{id}"{given})\n```' if given else "",
         *notes,
         f"## An episode\n\n{episode}" if episode else "",
         f"## Rewards\n\nScore: `{task.PRIMARY_METRIC}` of the last turn.",

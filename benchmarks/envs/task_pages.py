@@ -54,15 +54,19 @@ SHORT = {  # a line of the table of all tasks
     "Mixture": "several tasks, drawn by weight",
 }
 SEEDS = {
-    "API": 10,
+    "API": 36,
     "Mixed": 5,
-    "FrozenLake": 1,
-    "Mixture": 4,
-    "MiniWiki": 1,
-    "Calculator": 7,
+    "FrozenLake": 18,
+    "Mixture": 32,
+    "MiniWiki": 49,
+    "Calculator": 18,
+    "Python": 9,
 }  # of the episode; 0 elsewhere
 AGENTS = ["random", "constant", "scripted", "reader", "oracle"]
 MINIWIKI = ["MiniWiki", "MiniWiki-Easy", "MiniWiki-Hard"]
+TURNS = re.compile(r"In each turn you may think inside[^\n]*")  # what the format adds to every prompt: MiniWiki's page
+ENDS = re.compile(r"^(- <answer>text</answer>: |Results come back inside).*\n", re.MULTILINE)  # shows it
+LONG = 1500  # characters of a prompt on a page
 
 
 @dataclass
@@ -98,11 +102,21 @@ def write_page(file: str, rows: list[dict]) -> str:
     about = (TEXTS / "MiniWiki.md").read_text(encoding="utf-8").strip() if name_of(id) == "MiniWiki" else ""
     scores = f"\n## Baselines\n\n{baselines(own)}\n" if own else ""
     try:
-        return page(id, seed=SEEDS.get(name_of(id), 0), about=about) + scores
+        text = page(id, seed=SEEDS.get(name_of(id), 0), about=about) + scores
+        return text if name_of(id) == "MiniWiki" else shorten_prompt(text)
     except ImportError:
         there = (DOCS / file).read_text(encoding="utf-8") if (DOCS / file).is_file() else ""
         episode = re.search(r"^## An episode\n\n(.*?)\n\n## ", there, flags=re.DOTALL | re.MULTILINE)
         return page_of_class(id, episode[1] if episode else "")
+
+
+def shorten_prompt(text: str) -> str:
+    """A page whose prompt has "…" instead of what every prompt has, and of all after ``LONG`` characters."""
+    prompt = text.partition("--- system\n")[2].partition("--- observation\n")[0]
+    own = ENDS.sub("", TURNS.sub("…", prompt))
+    if len(own) > LONG:
+        own = own[:LONG].rpartition("\n")[0] + " …\n"
+    return text.replace(prompt, own, 1) if prompt else text
 
 
 def search_page(rows: list[dict]) -> str:
@@ -117,7 +131,7 @@ def search_page(rows: list[dict]) -> str:
     scores = baselines([row for row in rows if name_of(row["id"]) in SEARCH])
     episode = fence(transcript(make("AgentR1/QA-v0", **TOWN), "oracle", 2))
     text = (TEXTS / "search_benchmarks.md").read_text(encoding="utf-8")
-    return text.format(benchmarks="\n".join(lines), episode=episode, baselines=scores)
+    return shorten_prompt(text.format(benchmarks="\n".join(lines), episode=episode, baselines=scores))
 
 
 def baselines(rows: list[dict]) -> str:
