@@ -41,10 +41,12 @@ def solve(task, client):
     said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
     messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"{task['question']} Twice."}]
     body = json.dumps({"model": "policy", "messages": messages, "stream": True}).encode()
-    UNREAD.append(connect(task.base_url))
-    UNREAD[-1].settimeout(300)
-    UNREAD[-1].sendall(head(task.api_key, len(body)) + body)
-    assert UNREAD[-1].recv(1) == b"H"
+    stream = connect(task.base_url)
+    stream.settimeout(300)
+    stream.sendall(head(task.api_key, len(body)) + body)
+    assert stream.recv(1) == b"H"
+    UNREAD.append(stream)
+    task.reward(len(said) % 7 / 7)  # something to learn
     again = client.with_options(timeout=300).chat.completions.create(model="policy", messages=messages[:1])
     tell("end", task)
     return again.choices[0].message.content or "-"
