@@ -103,7 +103,7 @@ def write_page(file: str, rows: list[dict]) -> str:
     scores = f"\n## Baselines\n\n{baselines(own)}\n" if own else ""
     try:
         text = page(id, seed=SEEDS.get(name_of(id), 0), about=about) + scores
-        return text if name_of(id) == "MiniWiki" else shorten_prompt(text)
+        return text if name_of(id) == "MiniWiki" else shorten_prompt(link_rewards(text))
     except ImportError:
         there = (DOCS / file).read_text(encoding="utf-8") if (DOCS / file).is_file() else ""
         episode = re.search(r"^## An episode\n\n(.*?)\n\n## ", there, flags=re.DOTALL | re.MULTILINE)
@@ -117,6 +117,14 @@ def shorten_prompt(text: str) -> str:
     if len(own) > LONG:
         own = own[:LONG].rpartition("\n")[0] + " …\n"
     return text.replace(prompt, own, 1) if prompt else text
+
+
+def link_rewards(text: str) -> str:
+    """A page that links to the terms of Calculator's reward if they are its own too."""
+    terms = fence(str(make("AgentR1/Calculator-v0").reward))
+    if text.startswith("# AgentR1/Calculator-v0\n"):
+        return text
+    return text.replace(f".\n\n{terms}", ". The terms are [Calculator's](Calculator.md#rewards).")
 
 
 def search_page(rows: list[dict]) -> str:
@@ -135,8 +143,11 @@ def search_page(rows: list[dict]) -> str:
 
 
 def baselines(rows: list[dict]) -> str:
-    """A table with a line for each task and a column for each agent."""
+    """A table with a line for each task and a column for each agent; a sentence about a single task."""
     agents = [agent for agent in AGENTS if any(row["agent"] == agent for row in rows)]
+    if len(rows) == len(agents):  # of one task
+        cells = ["{agent} {score:.3f} ({interval[0]:.3f}–{interval[1]:.3f})".format(**row) for row in rows]
+        return f"Held-out score (95% CI): {', '.join(cells)}."
     lines = [f"| held-out score (95% CI) | {' | '.join(agents)} |", "|---" + "|---:" * len(agents) + "|"]
     for id in dict.fromkeys(row["id"] for row in rows):
         own = {row["agent"]: row for row in rows if row["id"] == id}
