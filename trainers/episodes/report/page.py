@@ -77,8 +77,8 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
     known: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
     rows = [dict(row) for row in known.get("rows", ())]
-    names = [str(row["name"]) for row in rows]
-    short = dict(zip(names, tables.shorten(names), strict=True))
+    full = [str(row["name"]) for row in rows]
+    short = dict(zip(full, tables.shorten(full), strict=True))
     for row in rows:
         row |= {"name": short[str(row["name"])], "agent": row["name"]}
         if to := row.get("difference_to"):
