@@ -21,12 +21,11 @@ import agent_envs
 from agent_envs.data.catalog import CATALOG
 from agent_envs.integrations.hosting import make
 from agent_envs.utils.baselines import run_baselines, table
-from agent_envs.utils.describe import fence, page, page_of_class, transcript
+from agent_envs.utils.describe import fence, page, page_of_class
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "tasks"
 TEXTS = Path(__file__).with_name("task_texts")  # what no code tells: the search benchmarks, MiniWiki
-TOWN = {"data": str(ROOT / "examples/town/questions.jsonl"), "corpus": str(ROOT / "examples/town/passages.jsonl")}
 SEARCH = {  # what is asked
     "HotpotQA": "two Wikipedia paragraphs, bridge and comparison (Yang et al. 2018)",
     "2WikiMultihopQA": "compositional, comparison, inference, from Wikidata (Ho et al. 2020)",
@@ -57,7 +56,6 @@ SEEDS = {
     "API": 36,
     "Mixed": 5,
     "FrozenLake": 18,
-    "Mixture": 32,
     "MiniWiki": 49,
     "Calculator": 18,
     "Python": 9,
@@ -103,7 +101,9 @@ def write_page(file: str, rows: list[dict]) -> str:
     scores = f"\n## Baselines\n\n{baselines(own)}\n" if own else ""
     try:
         text = page(id, seed=SEEDS.get(name_of(id), 0), about=about) + scores
-        return text if name_of(id) == "MiniWiki" else shorten_prompt(link_rewards(text))
+        if name_of(id) == "Mixture":  # whose episodes and rewards are those of its tasks
+            text = re.sub(r" The episode below.*?(?=\n\n## Rewards)|```text.*?```\n\n", "", text, flags=re.DOTALL)
+        return link_arguments(text if name_of(id) == "MiniWiki" else shorten_prompt(link_rewards(text)))
     except ImportError:
         there = (DOCS / file).read_text(encoding="utf-8") if (DOCS / file).is_file() else ""
         episode = re.search(r"^## An episode\n\n(.*?)\n\n## ", there, flags=re.DOTALL | re.MULTILINE)
@@ -127,8 +127,15 @@ def link_rewards(text: str) -> str:
     return text.replace(f".\n\n{terms}", ". The terms are [Calculator's](Calculator.md#rewards).")
 
 
+def link_arguments(text: str) -> str:
+    """A page without the arguments that the overview of all tasks explains."""
+    text = re.sub(r"^- split: `\"train\"` or `\"validation\"`\.\n", "", text, flags=re.MULTILINE)
+    passages = re.compile(r"(?:^- (?:k|max_chars|passage_tokens|read): .*\n){2,}", re.MULTILINE)
+    return passages.sub("- [Passages](../environments.md#passages): arguments of the search.\n", text)
+
+
 def search_page(rows: list[dict]) -> str:
-    """The page of the seven search benchmarks; no text of theirs is shown, as none is in this repository."""
+    """The page of the seven search benchmarks, without an episode: no text of theirs is in this repository."""
     lines = []
     for name, asked in SEARCH.items():
         entry = CATALOG[name.lower()]
@@ -137,9 +144,8 @@ def search_page(rows: list[dict]) -> str:
         own = "yes" if entry.own_passages else "no"
         lines.append(f"| [`{name}`]({entry.homepage}) | {asked} | {splits} | {own} | `{entry.repository}` | {files} |")
     scores = baselines([row for row in rows if name_of(row["id"]) in SEARCH])
-    episode = fence(transcript(make("AgentR1/QA-v0", **TOWN), "oracle", 2))
     text = (TEXTS / "search_benchmarks.md").read_text(encoding="utf-8")
-    return shorten_prompt(text.format(benchmarks="\n".join(lines), episode=episode, baselines=scores))
+    return text.format(benchmarks="\n".join(lines), baselines=scores)
 
 
 def baselines(rows: list[dict]) -> str:
