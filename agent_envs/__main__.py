@@ -31,10 +31,12 @@ def list_environments() -> None:
     import gymnasium
 
     import agent_envs
+    from agent_envs.registration import SEARCHES
 
     for id in agent_envs.IDS:
         module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
-        about = (inspect.getdoc(getattr(importlib.import_module(module), name)) or "").split("\n")[0]
+        documented = (inspect.getdoc(getattr(importlib.import_module(module), name)) or "").split("\n")[0]
+        about = SEARCHES.get(id.removeprefix("AgentR1/").removesuffix("-v0"), documented)
         print(f"{id:32} {about}")
 
 

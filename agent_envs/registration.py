@@ -43,6 +43,19 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "WebShop": ("agent_envs.tasks.webshop:WebShopEnv", {}),
     "Mixture": ("agent_envs.tasks.mixture:MixtureEnv", {}),
 }
+SEARCHES = {  # what each id of the one search environment asks, for lists
+    "QA": "Answer your own questions from your own passages.",
+    "HotpotQA": "Answer HotpotQA's questions by search: bridges and comparisons, two hops.",
+    "2WikiMultihopQA": "Answer 2WikiMultihopQA's questions by search: two to four hops, from Wikidata.",
+    "MuSiQue": "Answer MuSiQue's questions by search: two to four hops, without shortcuts.",
+    "Bamboogle": "Answer Bamboogle's 125 questions by search: two hops that search engines fail.",
+    "NQ": "Answer Natural Questions by search: real queries, one hop.",
+    "TriviaQA": "Answer TriviaQA's questions by search: trivia, one hop.",
+    "PopQA": "Answer PopQA's questions by search: rare entities, one hop.",
+    "MiniWiki": "Answer questions about a generated world by search: one to three hops.",
+    "MiniWiki-Easy": "Answer questions about a generated world by search: two hops.",
+    "MiniWiki-Hard": "Answer questions about a large generated world by search: two to four hops.",
+}
 IDS = tuple(f"AgentR1/{name}-v0" for name in _TASKS)
 
 

@@ -114,10 +114,10 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
         differences = "; Δ: less another agent, question by question and seed by seed" * bool(references)
         return (
             f"Mean over seeds. {' + '.join(recipe['pooled'])}: all questions of these columns together{differences}. In brackets "
-            "95 % bootstrap intervals over questions and seeds."
+            "95% bootstrap intervals over questions and seeds."
         )
     return (
-        "Mean over seeds" + " ± half of the 95 % interval (Student's t)." * several
+        "Mean over seeds" + " ± half of the 95% CI (Student's t)." * several
         + " Δ: the mean over the columns less that of another agent with the same seed." * bool(references)
     )  # fmt: skip
 
@@ -170,7 +170,7 @@ def _aggregate_table(results: Mapping) -> list[str]:
     lines = [
         "",
         "Over all seeds and columns: the interquartile mean (IQM), that of the middle half of the runs; and the probability "
-        "that a run does better than one of another agent on the same column; with 95 % bootstrap intervals (Agarwal et al., "
+        "that a run does better than one of another agent on the same column; with 95% bootstrap intervals (Agarwal et al., "
         "arXiv 2108.13264). p: of the paired differences above, by Student's t; those to one agent are corrected for their "
         "number (Holm).",
         "",

@@ -16,6 +16,7 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import find_best
 
 CONFIGS = Path(__file__).parent / "configs"  # those that are shipped
+EngineName = Literal["transformers", "vllm"]  # samplers that `trainers.factory.make_engine` makes
 TOKEN_CLIP, GSPO_CLIP = (0.2, 0.28), (3e-4, 4e-4)  # ε_low, ε_high of a ratio of tokens (DAPO), of sequences (GSPO)
 
 # Gradient steps of the tiny policy's cold start; the second number in MiniWiki's varied worlds, of twice as many tokens each
@@ -131,7 +132,7 @@ class SamplingArgs:
     one_step_off_policy: bool = option(False, advanced=True)
     """Sample the next batch during the update: batches are one update old, except the first after --resume. Consider
     --importance tis."""
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: EngineName = "transformers"
     """Sampler. vLLM needs pip install 'agent-r1-envs[vllm]' and runs one more forward pass to measure its mismatch. Consider
     --importance tis."""
     vllm_url: tuple[str, ...] = option((), advanced=True, mutable_on_resume=True)

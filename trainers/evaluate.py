@@ -24,7 +24,7 @@ import tyro
 from agent_envs.formats import FORMATS, find_format
 from trainers import inputs
 from trainers.cli import parse
-from trainers.config import Checks
+from trainers.config import Checks, EngineName
 from trainers.evaluation import api_agent
 from trainers.runtime.errors import UserError
 
@@ -67,7 +67,7 @@ class Args(Checks):
     """Rollouts of each question. The score is their mean; pass@k is the probability that one of k is right."""
     temperature: float | None = None
     """Sampling temperature; 0 is greedy decoding. Default: 0, and 1 with --samples; with --api the server's own."""
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: EngineName = "transformers"
     """Sampler of models in this process. vLLM needs pip install 'agent-r1-envs[vllm]'."""
     vllm_url: tuple[str, ...] = ()
     """Address of a vLLM server, instead of vLLM in this process; with --engine vllm."""

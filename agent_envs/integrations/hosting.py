@@ -102,7 +102,12 @@ class HostedEnv(ToolEnv):
             seed = int(self.np_random.integers(HELD_OUT))
         if self.split == "validation":
             seed += HELD_OUT
-        observation, info = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
+        given = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
+            raise ValueError(
+                f"reset must return (observation, info), got {given!r:.60}: return the text and a dictionary"
+            )
+        observation, info = given
         self._ended, self._return, self._success = (False, False), 0.0, None
         message = info["instructions"] if isinstance(info.get("instructions"), str) else ""
         self.instructions = self._given or message

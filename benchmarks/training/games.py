@@ -166,7 +166,7 @@ def table(results: Mapping) -> str:
     instances = ", ".join(f"{game}: {results['games'][game]['instances']:,}" for game in results["seeds"])
     lines = [
         "# RAGEN's games: success", "", f"Held-out instances: {instances}.", "",
-        "Mean over seeds ± half of the 95 % interval (Student's t; of a gain, over the differences within a seed).",
+        "Mean over seeds ± half of the 95% CI (Student's t; of a gain, over the differences within a seed).",
     ]  # fmt: skip
     gains = {f"Gain over {name.lower()}": name for name in (BEFORE, IMITATION)}
     for how in ("greedy", "sampled"):

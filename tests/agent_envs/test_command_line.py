@@ -47,6 +47,7 @@ def test_list_has_a_line_for_each_environment(run):
     lines = run("list").splitlines()
     assert [line.split()[0] for line in lines] == list(agent_envs.IDS)
     assert all(len(line.split()) > 3 for line in lines)
+    assert len({line.split(maxsplit=1)[1] for line in lines}) == len(lines)
 
 
 def test_describe_shows_the_task_an_episode_and_the_arguments(run):

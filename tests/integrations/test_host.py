@@ -84,11 +84,18 @@ class Numbers(gymnasium.Env):
         return self.says, {}
 
 
+class TextOnly:
+    def reset(self, *, seed=None):
+        return "Guess a number."
+
+
 def test_what_does_not_speak_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"FrozenLakeEnv takes Discrete\(4\), not text"):
         hosting.make("FrozenLake-v1")
     with pytest.raises(ValueError, match="must be text, got int"):
         agent_envs.host(Numbers).reset(seed=0)
+    with pytest.raises(ValueError, match=r"reset must return \(observation, info\), got 'Guess a number\.'"):
+        agent_envs.host(TextOnly).reset(seed=0)
     with pytest.raises(ValueError, match="split must be"):
         agent_envs.host(Numbers, split="test")
     with pytest.raises(gymnasium.error.Error, match="Nowhere"):

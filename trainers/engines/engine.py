@@ -44,12 +44,12 @@ class Engine(Protocol):
 
     @property
     def max_length(self) -> float:
-        """See above."""
+        """The longest conversation in tokens."""
         ...
 
     @property
     def processed(self) -> collections.Counter[str]:
-        """See above."""
+        """Tokens that went through the model."""
         ...
 
     def submit(

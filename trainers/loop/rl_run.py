@@ -26,7 +26,13 @@ from trainers.trajectory import Trajectory
 
 
 class RLRun:
-    """The updates of a run of reinforcement learning. It is the `Evaluation` of its `Run`, which explains ``modules``."""
+    """A run of reinforcement learning: collects episodes, evaluates, logs and saves between the updates of an algorithm.
+
+    Args:
+        setup: policy, environments and engine of the run, see `trainers.loop.setup.Setup`.
+        optimizer: updates the policy; saved with each checkpoint.
+        modules: other trained networks to save, by name, such as a critic.
+    """
 
     sign, at_end = 1, False
 

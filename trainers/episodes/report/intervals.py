@@ -18,7 +18,7 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def bootstrap(values: np.ndarray, samples: int = 4000) -> tuple[float, float, float]:
-    """Compute the mean of ``values`` [seeds, questions], and its 95 % percentile interval.
+    """Compute the mean of ``values`` [seeds, questions], and its 95% percentile interval.
 
     Seeds and questions are drawn again, each for itself (the pigeonhole bootstrap, Owen 2007); of one seed, only questions.
     """
