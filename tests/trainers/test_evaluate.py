@@ -143,7 +143,8 @@ def test_the_command_writes_its_table(model_folder, tmp_path, capsys):
     assert [row["name"] for row in written["rows"]] == [row["name"] for row in rows]
     page = (tmp_path / "evaluation.md").read_text()
     assert written["source"] in page and page.count("\n| ") == 2 + len(rows) and "| Bridge | Compositional |" in page
-    assert f"{model_folder}</th>" in (tmp_path / "report.html").read_text()
+    named = f'data-agent="{model_folder}">{model_folder.name}</th>'  # by its end; the whole path leads to its episodes
+    assert named in (tmp_path / "report.html").read_text()
     shown, told = capsys.readouterr()
     assert written["source"] in shown and "Naive RAG" in told
 
