@@ -38,7 +38,7 @@ NEEDS = {
     "api_model": "openai",
     "openai_agent": "openai",
     "two_agents": "openai",
-    "agents_sdk": "agents",
+    "agents_sdk": "agents.run",  # a folder of that name is a package, too
     "langgraph_agent": "langgraph",
 }
 

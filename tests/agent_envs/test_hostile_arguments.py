@@ -107,5 +107,5 @@ def test_what_tools_say_cannot_steer_a_terminal(capsys, monkeypatch):
     turns = iter([f"<echo>{said}</echo>", "<answer>1</answer>"])
     monkeypatch.setattr("builtins.input", lambda _: next(turns))
     env.spec = gymnasium.spec("AgentR1/MiniWiki-Easy-v0")
-    _play(env, 0)
+    _play(env, 0, None)
     assert not set(said) & set(capsys.readouterr().out) - set("[2J")

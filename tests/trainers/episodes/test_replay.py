@@ -50,7 +50,7 @@ def test_nothing_changes_with_the_same_arguments_and_with_others_it_says_what(ru
     for line in said[1:]:
         before, now = re.findall(r"-?[\d.]+", line)
         assert before == now
-    command(folder, kwargs='{"rewards": {"invalid": -0.5}}')
+    command(folder, env_kwargs='{"rewards": {"invalid": -0.5}}')
     *changes, count, mean, score = capsys.readouterr().out.splitlines()
     assert f"{len(changes)} of 12 episodes changed" == count and len(changes) >= 4
     assert all(re.match(r"\d+ \S+: turn \d: invalid -0.1 -> -0.5", line) for line in changes)

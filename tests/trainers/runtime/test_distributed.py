@@ -156,6 +156,7 @@ def test_a_process_that_goes_through_something_alone_waits_for_nobody(monkeypatc
 def test_a_script_is_played_by_the_first_process(monkeypatch):
     """Each by itself, they could differ in whether a tool broke."""
     monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "broadcast", lambda played: [[{"tool_faults": 0, "em": 1.0}]])
+    turn = {"tool_faults": 0, "em": 1.0, "instance": {}, "recorded": {"invalid": False}}
+    monkeypatch.setattr(distributed, "broadcast", lambda played: [[turn]])
     monkeypatch.setattr(evaluator, "roll_out_many", lambda *_: pytest.fail("by the second one too"))
-    assert evaluator.run_script(None, [3], None) == [{"tool_faults": 0, "em": 1.0}]
+    assert evaluator.run_script(None, [3], None) == [turn | {"invalid_turns": 0}]
