@@ -81,13 +81,6 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
     def callee_of(request: Request) -> Callee:
         return find_callee(find, request.headers.get("authorization", "").removeprefix("Bearer ").strip())
 
-    async def read_json(request: Request) -> dict[str, Any]:
-        body = await read_body(request, BODY_BYTES)
-        try:
-            return read_object(body.decode(), "The body")
-        except (Malformed, UnicodeDecodeError, RecursionError) as problem:
-            raise CallRefused(400, str(problem)) from None
-
     _answer_errors(app)
 
     @app.get("/v1/models")
@@ -136,6 +129,15 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
         return JSONResponse({})
 
     return app
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """Read the body, an object of at most `BODY_BYTES`."""
+    body = await read_body(request, BODY_BYTES)
+    try:
+        return read_object(body.decode(), "The body")
+    except (Malformed, UnicodeDecodeError, RecursionError) as problem:
+        raise CallRefused(400, str(problem)) from None
 
 
 def find_callee(find: Callable[[str], Callee | None], key: str) -> Callee:
