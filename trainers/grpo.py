@@ -69,8 +69,8 @@ import torch
 from trainers.algorithms.advantages import group_advantage, to_tokens
 from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
-from trainers.loop.rl_run import RLRun
-from trainers.loop.setup import open_setup
+from trainers.lifecycle.rl_run import RLRun
+from trainers.lifecycle.setup import open_setup
 from trainers.models.fsdp import clip_gradients
 from trainers.models.hidden_states import HiddenStates
 from trainers.models.kl_reference import KLPenalty

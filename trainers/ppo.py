@@ -75,8 +75,8 @@ from trainers.algorithms.advantages import whiten
 from trainers.algorithms.gae import bi_level_gae, gae, turn_level_gae
 from trainers.algorithms.losses import aggregate, total_loss, value_loss
 from trainers.grpo import make_optimizer, policy_loss
-from trainers.loop.rl_run import RLRun
-from trainers.loop.setup import open_setup
+from trainers.lifecycle.rl_run import RLRun
+from trainers.lifecycle.setup import open_setup
 from trainers.models.critic import Critic
 from trainers.models.fsdp import clip_gradients
 from trainers.models.kl_reference import KLPenalty

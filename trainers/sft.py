@@ -165,7 +165,7 @@ from trainers.imitation.demonstrations import (
     target_spans,
     write_demonstrations,
 )
-from trainers.loop.run import Run, open_run_dir
+from trainers.lifecycle.run import Run, open_run_dir
 from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import compute_logprobs, micro_batches
@@ -209,7 +209,7 @@ def batches(args: Args, episodes: list[BatchRow]) -> Iterator[list[BatchRow]]:
 
 
 class HeldOutLoss:
-    """The loss on held-out demonstrations: which weights are the best, and when to stop (`trainers.loop.run.Evaluation`)."""
+    """The loss on held-out demonstrations: which weights are the best, and when to stop (`trainers.lifecycle.run.Evaluation`)."""
 
     key, sign, at_end = "eval/loss", -1, True
 

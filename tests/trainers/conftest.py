@@ -23,7 +23,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.report import figures
 from trainers.factory import make_envs
-from trainers.loop import run as loop_run
+from trainers.lifecycle import run as loop_run
 from trainers.models import loading
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout

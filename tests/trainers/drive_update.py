@@ -18,7 +18,7 @@ from reference import Episode, Turn
 from trainers import gigpo, grpo, ppo, reinforce, rloo
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.loop.run import UpdateStep
+from trainers.lifecycle.run import UpdateStep
 from trainers.models.policy import Policy
 from trainers.rollouts import collector
 from trainers.rollouts.rollout import rollout

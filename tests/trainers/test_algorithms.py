@@ -14,10 +14,10 @@ from agent_envs.types import ToolCall, Turn
 from trainers import grpo, ppo, reinforce
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import SettingsDiffer, check_settings
-from trainers.loop.collapse_monitor import mutual_information
-from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
-from trainers.loop.rl_run import RLRun
-from trainers.loop.run import Run
+from trainers.lifecycle.collapse_monitor import mutual_information
+from trainers.lifecycle.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.lifecycle.rl_run import RLRun
+from trainers.lifecycle.run import Run
 from trainers.models.loading import load_policy
 from trainers.rollouts.statistics import episode_metrics, rollout_statistics
 from trainers.runtime.progress import Progress, read_metrics

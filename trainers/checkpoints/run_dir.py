@@ -3,7 +3,7 @@
 | file | written by | when |
 |---|---|---|
 | .lock | `checkpoints.lock` | as long as a process holds the folder |
-| metrics.jsonl | `loop.logger`, a line an update | after each update |
+| metrics.jsonl | `lifecycle.logger`, a line an update | after each update |
 | episodes.jsonl, episode_tokens.jsonl | `episodes.records` | baselines, evaluations, kept training episodes, closing table |
 | checkpoint-N, best | `checkpoints.checkpoint` | arguments.json (`settings`) and README.md (`card`) are in each |
 | baselines.json, evaluation.md, learning_curve.png, summary.json | here | at the begin; at the end or after a signal |

@@ -1,4 +1,4 @@
-"""Model cards; tests/trainers/loop/test_resume.py has those of a run."""
+"""Model cards; tests/trainers/lifecycle/test_resume.py has those of a run."""
 
 import json
 from pathlib import Path

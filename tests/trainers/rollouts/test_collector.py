@@ -7,7 +7,7 @@ import torch
 
 from trainers import grpo
 from trainers.factory import make_engine, make_envs
-from trainers.loop.rl_run import RLRun
+from trainers.lifecycle.rl_run import RLRun
 from trainers.models.loading import load_policy
 from trainers.rollouts import collector
 from trainers.rollouts.collector import Collector

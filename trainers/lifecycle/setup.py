@@ -12,7 +12,7 @@ from trainers.checkpoints import run_dir
 from trainers.config import TrainArgs
 from trainers.episodes.records import Origin, Recorder, make_pieces
 from trainers.evaluation import evaluator, naive_rag
-from trainers.loop.run import open_run_dir
+from trainers.lifecycle.run import open_run_dir
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy

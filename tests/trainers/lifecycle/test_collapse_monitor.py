@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainers.loop.collapse_monitor import CollapseMonitor, mutual_information
+from trainers.lifecycle.collapse_monitor import CollapseMonitor, mutual_information
 from trainers.rollouts.statistics import repeated_ngrams
 
 

@@ -24,8 +24,8 @@ import torch
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.checkpoints import run_dir
 from trainers.inputs import check_sinks
-from trainers.loop.logger import Logger
-from trainers.loop.metrics import find_not_finite
+from trainers.lifecycle.logger import Logger
+from trainers.lifecycle.metrics import find_not_finite
 from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.policy import Policy

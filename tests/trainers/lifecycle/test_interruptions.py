@@ -15,7 +15,7 @@ from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.episodes.report import tables
 from trainers.evaluation import evaluator
-from trainers.loop.logger import Logger
+from trainers.lifecycle.logger import Logger
 from trainers.models import loading
 from trainers.runtime import retry
 from trainers.runtime.progress import read_metrics

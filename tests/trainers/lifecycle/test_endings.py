@@ -14,9 +14,9 @@ from experiments import compare
 from retrieval_index import durable
 from trainers import evaluate, grpo, sft
 from trainers.checkpoints import checkpoint
-from trainers.loop import setup
-from trainers.loop.metrics import CollapseTracker
-from trainers.loop.rl_run import RLRun
+from trainers.lifecycle import setup
+from trainers.lifecycle.metrics import CollapseTracker
+from trainers.lifecycle.rl_run import RLRun
 from trainers.models.loading import load_policy
 from trainers.runtime.progress import read_metrics
 from trainers.runtime.signals import TrainingStopped

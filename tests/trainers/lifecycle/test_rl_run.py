@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from trainers import grpo
-from trainers.loop import run as loop_run
-from trainers.loop.rl_run import RLRun
-from trainers.loop.setup import open_setup
+from trainers.lifecycle import run as loop_run
+from trainers.lifecycle.rl_run import RLRun
+from trainers.lifecycle.setup import open_setup
 
 
 @pytest.fixture

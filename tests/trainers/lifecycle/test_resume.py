@@ -17,7 +17,7 @@ from trainers.checkpoints import run_dir as run_folder
 from trainers.checkpoints.settings import restore
 from trainers.cli import parse
 from trainers.episodes.records import read_episodes
-from trainers.loop.setup import Setup
+from trainers.lifecycle.setup import Setup
 from trainers.models.loading import load_policy
 from trainers.tiny import cold_start
 from trainers.tiny.cold_start import START

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.loop.logger import Logger
+from trainers.lifecycle.logger import Logger
 from trainers.runtime.progress import METRICS_FILE, read_metrics
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainers.config import TrainArgs
-from trainers.loop.collapse_monitor import CollapseMonitor, mutual_information
+from trainers.lifecycle.collapse_monitor import CollapseMonitor, mutual_information
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy, check_finite
 from trainers.rollouts.statistics import MONITOR

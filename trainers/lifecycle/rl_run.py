@@ -13,9 +13,9 @@ import torch
 from trainers.checkpoints import card, run_dir
 from trainers.checkpoints.settings import LENGTHS, list_changed, settings
 from trainers.episodes.records import EpisodeWriter, Recorder
-from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
-from trainers.loop.run import Metrics, Run, UpdateStep
-from trainers.loop.setup import BEFORE, BEFORE_SAMPLED, Setup
+from trainers.lifecycle.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.lifecycle.run import Metrics, Run, UpdateStep
+from trainers.lifecycle.setup import BEFORE, BEFORE_SAMPLED, Setup
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.rollouts.statistics import episode_metrics
 from trainers.runtime import distributed
@@ -29,7 +29,7 @@ class RLRun:
     """A run of reinforcement learning: collects episodes, evaluates, logs and saves between the updates of an algorithm.
 
     Args:
-        setup: policy, environments and engine of the run, see `trainers.loop.setup.Setup`.
+        setup: policy, environments and engine of the run, see `trainers.lifecycle.setup.Setup`.
         optimizer: updates the policy; saved with each checkpoint.
         modules: other trained networks to save, by name, such as a critic.
     """
