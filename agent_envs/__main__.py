@@ -135,7 +135,7 @@ def baselines(
 def serve(
     id: Id, /, env_kwargs: EnvKwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128
 ) -> None:
-    """Serve an environment to trainers on other machines, by OpenEnv's server (pip install 'agent-r1-envs[openenv]').
+    """Serve an environment to trainers on other machines, by OpenEnv's server (pip install -e '.[openenv]').
 
     Each client has its own episodes: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
     step({"text": "<search>a town</search>"}).
@@ -192,9 +192,8 @@ def view(
 
     try:
         view.view(path, episode, filter, grep, unfold)
-        sys.stdout.flush()
-    except BrokenPipeError:  # of `| head`; what Python flushes at its end goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from error
 
@@ -221,6 +220,8 @@ def _exit_on_user_error(id: str) -> Iterator[None]:
 
     try:
         yield
+    except BrokenPipeError:  # nobody reads the output any more
+        raise
     except (gymnasium.error.Error, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         message = " ".join(str(error).split())
         raise SystemExit(message if id in message else f"{id}: {message}") from error

@@ -45,7 +45,7 @@ class Judge:
         if not re.match(r"https?://", str(url)):
             raise ValueError(f"url must begin with http:// or https://, got {url!r}")
         if find_spec("openai") is None:
-            raise ImportError("a judge needs the openai package: pip install 'agent-r1-envs[api]'")
+            raise ImportError("a judge needs the openai package: pip install -e '.[api]' in the clone")
         self.url, self.model, self.key_variable = url.rstrip("/"), model, key_variable
         self.timeout, self.retries = timeout, retries
 

@@ -4,7 +4,7 @@
     python examples/lora_one_gpu.py --quick                             # a random tiny model, on a CPU, in seconds
 
 It prints how many weights are trained, and what the checkpoint holds: the adapter in peft's format, which transformers and
-vLLM load too. Needs pip install 'agent-r1-envs[lora]'. The large settings have not been run on a GPU here.
+vLLM load too. Needs pip install -e '.[lora]'. The large settings have not been run on a GPU here.
 """
 
 import json

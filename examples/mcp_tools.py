@@ -1,4 +1,4 @@
-"""Tools of an MCP server, mounted with the official client: pip install 'agent-r1-envs[mcp]'.
+"""Tools of an MCP server, mounted with the official client: pip install -e '.[mcp]'.
 
 The server is servers/telephone_book.py. The environment starts it as a program of its own and gives its tool to the agent;
 one that runs elsewhere is mounted by its URL. It prints what the agent reads about the tool and an episode, then trains.

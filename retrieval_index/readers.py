@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from retrieval_index import formats
 from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
-from retrieval_index.hub import PROBE_SECONDS
+from retrieval_index.hub import ask_hub
 from retrieval_index.markdown import read_markdown
 from retrieval_index.publish import is_index, outside_indexes
 
@@ -297,10 +297,10 @@ def _open_hub(source: str):
         raise ValueError(f"{source!r} names no data set; one on the hub is written hf:owner/name")
     try:
         from datasets import load_dataset
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import constants
 
         if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-            HfApi().dataset_info(name, timeout=PROBE_SECONDS)  # without a network `load_dataset` tries for minutes
+            ask_hub(name, "dataset")  # without a network `load_dataset` tries for minutes
 
         return load_dataset(name, config or None, streaming=True)
     except Exception as error:  # whatever the HTTP library makes of a hub that does not answer

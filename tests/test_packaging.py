@@ -47,6 +47,13 @@ def test_console_scripts_lead_to_a_function_and_every_command_of_the_trainer_to_
     assert [command for command in COMMANDS if not util.find_spec(f"trainers.{command}")] == []
 
 
+def test_messages_name_extras_that_there_are():
+    texts = [path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    named = {extra for text in texts for extra in re.findall(r"-e '\.\[(\w+)\]'", text)}
+    assert "openenv" in named and named <= set(PROJECT["project"]["optional-dependencies"])
+    assert not any("agent-r1-envs[" in text for text in texts)  # which is on no package index
+
+
 def test_help_lists_the_commands_and_imports_nothing_for_it():
     code = "import sys; from trainers.__main__ import main; main(); print(*sys.modules, file=sys.stderr)"
     started = time.perf_counter()

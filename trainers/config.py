@@ -133,7 +133,7 @@ class SamplingArgs:
     """Sample the next batch during the update: batches are one update old, except the first after --resume. Consider
     --importance tis."""
     engine: EngineName = "transformers"
-    """Sampler. vLLM needs pip install 'agent-r1-envs[vllm]' and runs one more forward pass to measure its mismatch. Consider
+    """Sampler. vLLM needs pip install -e '.[vllm]' and runs one more forward pass to measure its mismatch. Consider
     --importance tis."""
     vllm_url: tuple[str, ...] = option((), advanced=True, mutable_on_resume=True)
     """Addresses of vLLM servers, one for each process, instead of vLLM in this process; with --engine vllm."""

@@ -53,7 +53,7 @@ class Args(Checks):
     auto."""
     api: str = ""
     """Address of an OpenAI-compatible server with the models of --model, such as http://127.0.0.1:8000/v1. Needs pip install
-    'agent-r1-envs[api]'."""
+    -e '.[api]'."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key of --api."""
     format: str = ""
@@ -68,7 +68,7 @@ class Args(Checks):
     temperature: float | None = None
     """Sampling temperature; 0 is greedy decoding. Default: 0, and 1 with --samples; with --api the server's own."""
     engine: EngineName = "transformers"
-    """Sampler of models in this process. vLLM needs pip install 'agent-r1-envs[vllm]'."""
+    """Sampler of models in this process. vLLM needs pip install -e '.[vllm]'."""
     vllm_url: tuple[str, ...] = ()
     """Address of a vLLM server, instead of vLLM in this process; with --engine vllm."""
     vllm_kv_gib: float = 2.0

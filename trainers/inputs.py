@@ -91,7 +91,7 @@ def check_demonstrations(path: Path) -> None:
 def check_package(package: str, what: str, extra: str) -> None:
     """Check that a package is installed, without importing it."""
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{what} needs {package}: pip install 'agent-r1-envs[{extra}]'")
+        raise UserError(f"{what} needs {package}: pip install -e '.[{extra}]' in the clone")
 
 
 def check_out(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from agent_envs.data.catalog import CATALOG, parse_records, parser_of
 from agent_envs.data.local import PASSAGES_FILE, NotHere, cache_folder, questions_file
 from retrieval_index import durable
-from retrieval_index.hub import PROBE_SECONDS
+from retrieval_index.hub import ask_hub
 
 ORIGIN_FILE = "origin.json"
 
@@ -53,11 +53,9 @@ def _try_download(name: str, split: str, cache: Path) -> str:
 
 def _reachable_revision(repository: str) -> str | None:
     """The hub's commit of a dataset; None in offline mode. Fails fast: `load_dataset` retries for half a minute."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return None
-    return HfApi().dataset_info(repository, timeout=PROBE_SECONDS).sha
+    return None if constants.HF_HUB_OFFLINE else ask_hub(repository, "dataset").sha
 
 
 def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:

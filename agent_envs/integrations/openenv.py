@@ -18,7 +18,7 @@ from agent_envs.integrations.episode import Episode, Reply
 if next(iter(metadata.distributions(name="openenv-core")), None) and not [*metadata.distributions(name="openenv")]:
     raise ImportError(
         "openenv-core is another package than openenv, with the same module: pip uninstall openenv-core, then "
-        "pip install 'agent-r1-envs[openenv]' in a virtual environment of its own"
+        "pip install -e '.[openenv]' in the clone, in a virtual environment of its own"
     )
 
 try:
@@ -28,8 +28,8 @@ except ImportError as error:
     found = [one for name in ("openenv", "mcp") for one in [*metadata.distributions(name=name)][:1]]
     here = ", ".join(f"{one.name} {one.version}" for one in found) or "neither"
     raise ImportError(
-        f"OpenEnv needs openenv 0.10 and mcp<2 (here: {here}): pip install 'agent-r1-envs[openenv]' in a "
-        "virtual environment of its own, without the extra 'mcp', which needs mcp>=2"
+        f"OpenEnv needs openenv 0.10 and mcp<2 (here: {here}): pip install -e '.[openenv]' in the clone, "
+        "in a virtual environment of its own, without the extra 'mcp', which needs mcp>=2"
     ) from error
 
 

@@ -176,7 +176,7 @@ class _ClientThread:
             from mcp import Client
         except ImportError as error:
             raise ImportError(
-                "tools of MCP servers need mcp>=2: pip install 'agent-r1-envs[mcp]', in another virtual environment than "
+                "tools of MCP servers need mcp>=2: pip install -e '.[mcp]' in the clone, in another virtual environment than "
                 "OpenEnv's, which needs mcp<2"
             ) from error
         self._mark = uuid.uuid4().hex

@@ -1,6 +1,6 @@
 """A model plays on an OpenEnv server with an environment of this suite.
 
-pip install 'agent-r1-envs[openenv]'     # in a virtual environment without the extra mcp
+pip install -e '.[openenv]'     # in a virtual environment without the extra mcp
 python -m agent_envs serve MiniWiki --port 8000
 python examples/plug/openenv_client.py --model NAME --api http://localhost:8001/v1
 

@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer in an environment of this suite.
 
-pip install 'agent-r1-envs[trl]'
+pip install -e '.[trl]'
 python examples/plug/trl_trainer.py --model trainers/tiny/miniwiki    # the tiny policy, without a download
 python examples/plug/trl_trainer.py --model PATH_OR_ID
 python examples/plug/trl_trainer.py --model PATH_OR_ID --native    # the loop is TRL's, the calls the chat template's

@@ -3,9 +3,11 @@
 import contextlib
 import io
 import json
+import os
 import re
 import runpy
 import socket
+import subprocess
 import sys
 from importlib import metadata
 
@@ -48,6 +50,17 @@ def test_list_has_a_line_for_each_environment(run):
     assert [line.split()[0] for line in lines] == list(agent_envs.IDS)
     assert all(len(line.split()) > 3 for line in lines)
     assert len({line.split(maxsplit=1)[1] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("module", ["agent_envs list", "agent_envs describe Bandit", "retrieval_index --help"])
+def test_a_reader_that_leaves_early_is_no_error(module):
+    """As in `| head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    run = [sys.executable, "-m", *module.split()]
+    done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_describe_shows_the_task_an_episode_and_the_arguments(run):
@@ -169,4 +182,6 @@ def test_serve_says_what_it_needs(run, monkeypatch):
     message = refusal(run, "serve", "MiniWiki", "--env-kwargs", WORLD)
     monkeypatch.setattr(metadata, "distributions", lambda name: ["0.2.1"] * (name == "openenv-core"))
     assert "openenv-core is another package than openenv" in refusal(run, "serve", "MiniWiki", "--env-kwargs", WORLD)
-    assert all(part in message for part in ("mcp<2", "pip install 'agent-r1-envs[openenv]'", "without the extra 'mcp'"))
+    assert all(
+        part in message for part in ("mcp<2", "pip install -e '.[openenv]' in the clone", "without the extra 'mcp'")
+    )

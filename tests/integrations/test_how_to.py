@@ -57,7 +57,7 @@ def test_an_environment_of_ones_own_is_trained_in_with_a_hook(tmp_path, monkeypa
 
 @pytest.mark.plug
 def test_trl(tmp_path, monkeypatch):
-    trl = pytest.importorskip("trl", reason="pip install 'agent-r1-envs[trl]'")
+    trl = pytest.importorskip("trl", reason="pip install -e '.[trl]'")
     monkeypatch.chdir(tmp_path)
     short = partial(trl.GRPOConfig, bf16=False, max_steps=1, report_to="none", save_strategy="no")
     monkeypatch.setattr(trl, "GRPOConfig", lambda max_completion_length: short(max_completion_length=4))
@@ -68,7 +68,7 @@ def test_trl(tmp_path, monkeypatch):
 
 @pytest.mark.plug
 def test_sb3():
-    pytest.importorskip("stable_baselines3", reason="pip install 'agent-r1-envs[sb3]'", exc_type=ImportError)
+    pytest.importorskip("stable_baselines3", reason="pip install -e '.[sb3]'", exc_type=ImportError)
     said = {}
     exec(SB3.replace("40_000", "2048"), said)
     assert said["env"].observation_space.contains(said["env"].reset(seed=0)[0])

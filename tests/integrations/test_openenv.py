@@ -11,7 +11,7 @@ from stub_model import stand_in
 
 import agent_envs.__main__
 
-pytest.importorskip("openenv.core.env_server", reason="pip install 'agent-r1-envs[openenv]'", exc_type=ImportError)
+pytest.importorskip("openenv.core.env_server", reason="pip install -e '.[openenv]'", exc_type=ImportError)
 import uvicorn
 from openenv import GenericEnvClient
 

@@ -17,7 +17,7 @@ from trainers.tiny.cold_start import SHIPPED
 from trainers.trajectory import to_rows
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-GRPO = pytest.importorskip("trl", reason="TRL is not installed: pip install 'agent-r1-envs[trl]'")
+GRPO = pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'")
 pytestmark = pytest.mark.plug
 TRAINER, EXAMPLE = GRPO.GRPOTrainer, Path(__file__).parents[2] / "examples" / "plug" / "trl_trainer.py"
 

@@ -3,16 +3,19 @@ import gzip
 import io
 import json
 import os
+import socket
+import time
 from hashlib import blake2b
 from unittest import mock
 
 import datasets
 import pyarrow as pa
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
+from huggingface_hub.utils import _detect_agent
 from pyarrow import parquet
 
-from retrieval_index import Passage, formats
+from retrieval_index import Passage, formats, hub
 from retrieval_index.build import build_folder
 from retrieval_index.corpus import split_contents
 from retrieval_index.duplicates import Deduplicated
@@ -331,6 +334,20 @@ def test_a_data_set_as_the_hub_serves_it(tmp_path, passages):
     (tmp_path / "train-2.jsonl").write_bytes(jsonl(rows[120:]) + jsonl([{"id": "bad", "title": "t"}]))
     with pytest.raises(ValueError, match=r"hf:.*: row 201: 'text' must be a string, got NoneType"):
         list(read_passages(f"hf:{tmp_path}"))
+
+
+def test_a_hub_that_accepts_and_never_answers_is_asked_one_thing(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(_detect_agent, "_registry", None)  # which the library reads for telemetry, within 3 s
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for ask in (lambda: read_passages("hf:owner/name"), lambda: hub.check_model("owner/name")):
+            start = time.monotonic()
+            with pytest.raises(ValueError, match="timed out"):
+                ask()
+            assert time.monotonic() - start < 2
 
 
 def test_without_a_network_the_error_says_what_to_do(monkeypatch):

@@ -52,7 +52,7 @@ BEFORE_TORCH = [
     ("grpo --lr inf", "lr must be finite, got inf"),
     ("grpo --report-to nothing", "unknown log sinks ['nothing']"),
     ("grpo --report-to wandb", "logging to wandb needs a package: pip install wandb"),
-    ("grpo --engine vllm", "needs vllm: pip install 'agent-r1-envs[vllm]'"),
+    ("grpo --engine vllm", "needs vllm: pip install -e '.[vllm]'"),
     ("grpo --push-to-hub a/b/c", "push_to_hub must be NAME or USER/NAME"),
     ("grpo --push-to-hub mine", "push_to_hub needs a token that may write: set HF_TOKEN"),
     ("grpo --resume nowhere", "nowhere is no run to continue: there is no such folder"),

@@ -189,5 +189,5 @@ def _import_vllm() -> Any:
         import vllm.inputs
         import vllm.sampling_params
     except ImportError as error:
-        raise ImportError("this engine needs vLLM: pip install 'agent-r1-envs[vllm]'") from error
+        raise ImportError("this engine needs vLLM: pip install -e '.[vllm]' in the clone") from error
     return vllm

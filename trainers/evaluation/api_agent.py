@@ -54,7 +54,7 @@ def check(url: str) -> None:
     if parts.username or parts.password or parts.query:
         raise UserError("api must be an address without a key in it: put the key into an environment variable")
     if importlib.util.find_spec("openai") is None:
-        raise UserError("api needs the openai package: pip install 'agent-r1-envs[api]'")
+        raise UserError("api needs the openai package: pip install -e '.[api]' in the clone")
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:

@@ -74,7 +74,7 @@ def _read_header(path: Path) -> tuple[str, dict[str, int], bool]:
     try:
         import gguf
     except ImportError as error:
-        raise ImportError(f"{path.name} needs the package gguf: pip install 'agent-r1-envs[gguf]'") from error
+        raise ImportError(f"{path.name} needs the package gguf: pip install -e '.[gguf]' in the clone") from error
     try:
         with warnings.catch_warnings(action="ignore"):
             reader = gguf.GGUFReader(path)

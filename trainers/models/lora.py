@@ -165,10 +165,10 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ImportError("a LoRA adapter needs peft: pip install 'agent-r1-envs[lora]'") from error
+        raise ImportError("a LoRA adapter needs peft: pip install -e '.[lora]' in the clone") from error
     if Version(peft.__version__) < Version(MIN_PEFT_VERSION):
         raise ImportError(
             f"transformers {transformers.__version__} needs peft {MIN_PEFT_VERSION} or later, and {peft.__version__} is "
-            "installed: pip install 'agent-r1-envs[lora]' brings two that fit"
+            "installed: pip install -e '.[lora]' in the clone brings two that fit"
         )
     return peft
