@@ -8,30 +8,26 @@ The server's state is the same for all episodes: an environment has to reset it 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import logging
-import os
 import re
 import sys
 import threading
-import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import cache
-from typing import Any, TextIO
-
-import psutil
+from typing import Any
 
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolResult
-from retrieval_index.printable import printable
 
 _OPENING = 60.0  # seconds that a server has to start and to list its tools
 _PROBE = 5.0  # seconds that a server has to show that it is alive, once no call came back in time
+_LEAVING = 10.0  # seconds that a client has to end its program
 _MOST_PAGES = 100  # of its list of tools
-_MOST_ERRORS = 65_536  # characters of a program's error output that are shown
-_MARK = "AGENT_ENVS_MCP"  # in the environment of a program that was started here, and of all that it starts
 
 # A line that is no message makes the call too late, which the agent is told; who sets up logging sees the lines too.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
@@ -121,20 +117,19 @@ class Connection:
                     return found
             raise ConnectionError(f"the list goes on after {_MOST_PAGES} pages")
 
-        problem: Exception = ConnectionError("nobody answers")
-        for _ in range(2):  # the server may have died while nobody looked
+        problems: list[Exception] = []
+        while len(problems) < 2:  # the server may have died while nobody looked
             thread = self._open()
             try:
                 return thread.run(all_pages, _OPENING)
             except Exception as error:
-                problem = error
+                problems.append(error)
                 thread.close()
-        why = _describe_error(problem)
-        raise ConnectionError(f"the MCP server {self.server!r} does not list its tools: {why}") from problem
+        why = _describe_error(problems[-1])
+        raise ConnectionError(f"the MCP server {self.server!r} does not list its tools: {why}") from problems[-1]
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Call one tool several times at once. What fails is a result with the error; a connection that broke is closed."""
-        import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
             calls = (asyncio.wait_for(client.call_tool(name, one), self.timeout) for one in arguments)
@@ -156,7 +151,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """End the connection, and its program with all that it has started."""
+        """End the connection, and its program."""
         self._client_thread.close()
 
     def _open(self) -> _ClientThread:
@@ -170,23 +165,26 @@ class _ClientThread:
     """A client that lives in an event loop on a thread of its own, so that plain code can call it."""
 
     def __init__(self, server: str | tuple[str, ...]):
-        import asyncio
-
         try:
-            from mcp import Client
+            import mcp
+            from mcp.client.stdio import stdio_client
         except ImportError as error:
             raise ImportError(
                 "tools of MCP servers need mcp>=2: pip install -e '.[mcp]' in the clone, in another virtual environment than "
                 "OpenEnv's, which needs mcp<2"
             ) from error
-        self._mark = uuid.uuid4().hex
-        target: Any = server if isinstance(server, str) else _program(server, self._mark)
-        opened, failure = threading.Event(), []
+        target: Any = server
+        if not isinstance(server, str):
+            command = mcp.StdioServerParameters(command=server[0], args=list(server[1:]))
+            target = stdio_client(
+                command, sys.__stderr__ or sys.stderr
+            )  # notebooks put no file in the place of the latter
+        opened, failure = threading.Event(), list[BaseException]()
 
         async def live() -> None:
             self._loop, self._task, self._closing = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
             try:
-                async with Client(target) as self._client:
+                async with mcp.Client(target) as self._client:
                     opened.set()
                     await self._closing.wait()
             except BaseException as error:  # anyio groups what it raises, and a thread must not die in silence
@@ -196,14 +194,12 @@ class _ClientThread:
 
         self._thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
         self._thread.start()
-        started: set[psutil.Process] = set()
         if not opened.wait(_OPENING):
             assert self._task is not None  # the first thing that the thread sets
-            started = self._find_started()
             self._loop.call_soon_threadsafe(self._task.cancel)
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
-            self._end(started)
+            self._thread.join(_LEAVING)
             raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[0])}")
         atexit.register(self.close)
 
@@ -213,9 +209,6 @@ class _ClientThread:
 
     def run(self, work: Callable[[Any], Any], seconds: float) -> Any:
         """What ``work`` makes of the client. Raises ConnectionError if the connection breaks meanwhile."""
-        import asyncio
-        from concurrent.futures import CancelledError
-
         job = work(self._client)
         try:
             return asyncio.run_coroutine_threadsafe(job, self._loop).result(seconds)
@@ -224,57 +217,11 @@ class _ClientThread:
             raise ConnectionError("the connection to the MCP server broke") from error
 
     def close(self) -> None:
+        """Have the client ask its program to leave, and kill its process group if it does not."""
         atexit.unregister(self.close)
-        started = self._find_started()
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._closing.set)
-        self._end(started)
-
-    def _find_started(self) -> set[psutil.Process]:
-        """The program and what it started: all that has the mark, and what came of that, were it without the mark."""
-        found = set()
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is not ours to look at
-                if process.environ().get(_MARK) == self._mark:
-                    found |= {process, *process.children(recursive=True)}
-        return found
-
-    def _end(self, started: set[psutil.Process]) -> None:
-        """Wait for the client, which asks its program to leave, and end what is left of it."""
-        self._thread.join(10)
-        killed = started | self._find_started()
-        for process in killed:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(killed, timeout=2)
-
-
-@asynccontextmanager
-async def _program(command: tuple[str, ...], mark: str) -> AsyncIterator[Any]:
-    """The streams of a program that runs inside."""
-    import mcp
-    from mcp.client.stdio import stdio_client
-
-    called = mcp.StdioServerParameters(command=command[0], args=list(command[1:]), env={_MARK: mark})
-    with _show_errors() as errors:
-        async with stdio_client(called, errors) as streams:
-            yield streams
-
-
-def _show_errors() -> TextIO:
-    """A file for the error output of a program, which is shown on ours: printable, and bounded."""
-    reading, writing = os.pipe()
-
-    def show() -> None:
-        left = _MOST_ERRORS
-        with open(reading, encoding="utf-8", errors="replace") as lines:
-            for line in iter(lambda: lines.readline(4096), ""):
-                if left > 0:
-                    print(printable(line.removesuffix("\n")), file=sys.stderr, flush=True)
-                left -= len(line)
-
-    threading.Thread(target=show, daemon=True).start()
-    return open(writing, "w", encoding="utf-8")
+        self._thread.join(_LEAVING)
 
 
 @cache
@@ -295,18 +242,12 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, BaseException):
         fault = not _has_code(reply, "INVALID_PARAMS")  # the agent's mistake, as where a result says so
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
-    text = "\n".join(map(_text_of, reply.content)) or _write(reply.structured_content)
+    text = "\n".join(map(_text_of, reply.content))
+    if not text and reply.structured_content is not None:  # servers should give both, and need not
+        text = json.dumps(reply.structured_content, ensure_ascii=False)
     if reply.is_error and not text.strip():
         text = f"{name} failed, without saying why."
     return ToolResult(text, data=reply.structured_content, ok=not reply.is_error)
-
-
-def _write(structured: Any) -> str:
-    """Structured content as text: servers should give both, and need not."""
-    try:
-        return "" if structured is None else json.dumps(structured, ensure_ascii=False)
-    except RecursionError:
-        return "[structured content]"
 
 
 def _text_of(block: Any) -> str:

@@ -22,7 +22,7 @@ _LEAVES = frozenset(
     "minItems maxItems minProperties maxProperties".split()
 )  # keywords that do not go into a value: an object of a schema has each at most once
 _VALUES = frozenset(("const", "enum", "default", "examples"))
-_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+_NAMED = frozenset(("properties", "$defs", "definitions", "dependentSchemas", "dependencies"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
@@ -104,15 +104,10 @@ def _parts(schema: Any, named: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]]:
-    found: set[str] = set()
-    unevaluated = any("unevaluatedProperties" in part for part in _parts(schema))
-    for part in _parts(schema):
-        if isinstance(part.get("pattern"), str):
-            found.add(part["pattern"])
-        if isinstance(part.get("patternProperties"), dict):
-            found |= part["patternProperties"].keys()
-            if unevaluated:
-                raise ValueError("the schema has patternProperties beside unevaluatedProperties: not supported")
+    parts = list(_parts(schema))
+    if any("patternProperties" in part for part in parts):  # the library matches names by Python's engine
+        raise ValueError("the schema has patternProperties, which are not supported: name the properties")
+    found = {part["pattern"] for part in parts if isinstance(part.get("pattern"), str)}
     if len(found) > MAX_PATTERNS:
         raise ValueError(f"the schema has {len(found)} patterns, {MAX_PATTERNS} at most")
     return {pattern: _linear(pattern) for pattern in sorted(found)}
@@ -193,32 +188,11 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
     """The class of validators with a bound on the work of a check, and with these patterns."""
     import jsonschema
 
-    library_additional = kind.VALIDATORS["additionalProperties"]
-
-    def matches_some(name: str, schema: Mapping[str, Any]) -> bool:
-        return any(patterns[pattern](name) for pattern in schema.get("patternProperties", {}))
-
     def check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
         if validator.is_type(value, "string") and not patterns[pattern](value):
             yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
-    def check_pattern_properties(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
-        if validator.is_type(value, "object"):
-            for pattern, inner in schemas.items():
-                for name in filter(patterns[pattern], value):
-                    yield from validator.descend(value[name], inner, path=name, schema_path=pattern)
-
-    def check_additional(validator: Any, inner: Any, value: Any, schema: Any) -> Iterator[Any]:
-        """The library's own, on the properties that no pattern allows."""
-        if "patternProperties" in schema and validator.is_type(value, "object"):
-            value = {name: v for name, v in value.items() if not matches_some(name, schema)}
-            schema = {key: v for key, v in schema.items() if key != "patternProperties"}
-        return library_additional(validator, inner, value, schema)
-
-    own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
-    if patterns:
-        own["additionalProperties"] = check_additional
-    checks = {name: own.get(name, check) for name, check in kind.VALIDATORS.items()}
+    checks = {**kind.VALIDATORS, "pattern": check_pattern}
     counted = {name: check if name in _LEAVES else _counted(name, check) for name, check in checks.items()}
     return jsonschema.validators.extend(kind, counted)
 

@@ -92,23 +92,17 @@ def test_what_the_server_lists(command, tools):
         mount(command, only=["add", "nope"])
 
 
-def test_calls_with_typed_arguments(tools):
+def test_calls_and_what_is_the_agents_mistake(tools):
     assert call(tools, "add", a=1) == ToolResult("3", data={"result": 3})
-    assert call(tools, "add", a=1, b=-4).text == "-3"
     assert call(tools, "note", text="Zürich 🦊", tags=["a", "b"]).text.endswith("Zürich 🦊 ['a', 'b']")
-    assert tools["add"].execute_batch([{"a": 5}])[0].text == "7"
     results = tools["add"].execute_batch([{"a": i} for i in range(20)])
     assert [result.text for result in results] == [str(i + 2) for i in range(20)]
-
-
-def test_what_is_the_agents_mistake_and_a_flood(tools):
     for result, problem in (
         (call(tools, "add", a="one"), "'one' is not of type 'integer'"),
         (tools["add"].execute_batch([{"a": "one"}])[0], "valid integer"),  # the server itself finds so too
         (call(tools, "broken", why="because"), "broken"),
     ):
         assert (result.ok, result.fault) == (False, False) and problem in result.text
-    assert len(tools["flood"].execute_batch([{}])[0].text) == 1_000_000
     assert len(call(tools, "flood").text) < 21_000 and "1000000 characters" in call(tools, "flood").text
 
 
@@ -160,11 +154,6 @@ import json, os, subprocess, sys
 def reply(message, **result):
     print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
 
-if "child" in sys.argv:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL, **({
-        "env": {}, "start_new_session": True} if "unmarked" in sys.argv else {}))
-if "loud" in sys.argv:
-    sys.stderr.write("\\x1b]0;mine\\x07 bell\\n" + "noise\\n" * 50_000)
 pages = count = 0
 for line in sys.stdin:
     message = json.loads(line)
@@ -261,17 +250,10 @@ def test_environments_over_a_server_make_a_vector_and_keep_their_promises(mount_
     check_agent_env(Digit(mount_raw("toys", names=TOYS)["add"]), steps=6)
 
 
-@pytest.mark.parametrize(
-    ("x", "reason"),
-    [
-        ({"$ref": "http://127.0.0.1:9/a"}, "refers to 'http://127.0.0.1:9/a'"),
-        ({"type": "strng"}, "'strng' is not valid"),
-        ({"pattern": "("}, "unclosed group"),
-    ],
-)
-def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(mount_raw, x, reason):
-    with pytest.raises(ValueError, match=f"the server's tool 'x' cannot be used: .*{reason}"):
-        mount_raw(schema={"type": "object", "properties": {"a": x}})
+def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(mount_raw):
+    schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a"}}}
+    with pytest.raises(ValueError, match=r"the server.s tool .x. cannot be used: .*refers to"):
+        mount_raw(schema=schema)
 
 
 def test_a_list_of_tools_without_end_is_given_up(mount_raw):
@@ -279,34 +261,12 @@ def test_a_list_of_tools_without_end_is_given_up(mount_raw):
         mount_raw("endless")
 
 
-def test_a_server_that_falls_silent_is_ended_with_all_that_it_started(mount_raw, monkeypatch):
-    """The program leaves at once when its input is closed; its child, which nobody told, does not."""
+def test_a_server_that_falls_silent_is_ended(mount_raw, monkeypatch):
     monkeypatch.setattr(mounted, "_PROBE", 0.5)
     before = descendants()
-    tool = mount_raw("child", "late", timeout=0.5)
-    started = descendants() - before
-    assert len(started) == 2
-    assert tool.execute_batch([{}])[0].fault
-    assert not any(map(lives, started))
-
-
-def test_a_child_with_an_environment_of_its_own_is_ended_too(mount_raw):
-    """Such as one that `env -i setsid` started: it carries no mark of ours, and leaves the process group."""
-    before = descendants()
-    tool = mount_raw("child", "unmarked")
-    started = descendants() - before
-    assert len(started) == 2
-    tool.connection.close()
-    assert not any(map(lives, started))
-
-
-def test_what_a_program_writes_as_errors_steers_no_terminal_and_has_an_end(mount_raw, capfd):
-    mount_raw("child", "loud").connection.close()
-    deadline = time.monotonic() + 10
-    while "noise" not in (said := capfd.readouterr().err) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    said += capfd.readouterr().err
-    assert r"\x1b]0;mine\x07 bell" in said and "\x1b" not in said and len(said) < 100_000
+    tool = mount_raw("late", timeout=0.5)
+    (started,) = descendants() - before
+    assert tool.execute_batch([{}])[0].fault and not lives(started)
 
 
 ANSWER = '{"jsonrpc": "2.0", "id": ID, "result": RESULT}'
@@ -340,7 +300,7 @@ def test_structured_content_alone_is_read_and_silence_is_named(mount_raw):
 
 
 def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answered(mount_raw, capfd):
-    """Those that cannot be read are waited for in vain; a seed says which. None raises, and nobody's console is filled."""
+    """Those that cannot be read are waited for in vain; a seed says which."""
     tool = mount_raw("wild", timeout=0.7)
     good = ANSWER.replace("RESULT", '{"content": [{"type": "text", "text": "good"}]}')
     rng = random.Random(SEED)

@@ -52,7 +52,8 @@ X = {  # of the argument x; the first ones refer to what is elsewhere
     r"\$id inside it": [{"$id": "http://a/b", "$ref": "#/properties"}],
     r"\['properties'\]\['x'\]\['type'\] is wrong: 'strng'": [{"type": "strng"}],
     "is wrong": [{"type": "string", "minLength": "one"}],
-    "unclosed group": [{"type": "string", "pattern": "("}, {"type": "object", "patternProperties": {"(": {}}}],
+    "patternProperties, which": [{"type": "object", "patternProperties": {"a": {}}}],
+    "unclosed group": [{"type": "string", "pattern": "("}],
     "look-ahead": [{"type": "string", "pattern": "(?=a)b"}],
     "backreferences": [{"type": "string", "pattern": r"(a)\1"}],
     "size limit": [{"type": "string", "pattern": "(a{1000}){1000}"}],
@@ -108,18 +109,12 @@ def test_catastrophic_patterns_are_checked_in_time_linear_in_the_text(pattern):
     tool = Takes(schema({"type": "string", "pattern": pattern}))
     (result,) = run_calls([({"takes": tool}, ToolCall("takes", {"x": text}))])
     assert not result.ok and not result.fault and "['x'] do not fit" in result.text
-    names = compile_parameters({"patternProperties": {pattern: {"type": "string"}}, "additionalProperties": False})
-    assert "Additional properties" in names({text: 1})
 
 
 def test_patterns_mean_what_they_meant():
     words = compile_parameters(schema({"type": "string", "pattern": "^[a-z]+ \\d{2}$"}))
     assert words({"x": "abc 12"}) is None and "does not match" in words({"x": "abc 1"})
     assert compile_parameters(schema({"type": "string", "pattern": "b"}))({"x": "abc"}) is None  # anywhere
-    named = {"patternProperties": {"^n_": {"type": "integer"}}, "additionalProperties": False}
-    check = compile_parameters(named)
-    assert check({"n_a": 1}) is None
-    assert "'one' is not of type 'integer'" in check({"n_a": "one"}) and "'m' was unexpected" in check({"m": 1})
 
 
 @pytest.mark.parametrize(
