@@ -1,15 +1,15 @@
 """Roll out one episode of a trained model, and print its turns with their rewards.
 
-python -m trainers.play --agent runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
+python -m trainers.play --checkpoint runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
 from trainers.runtime.errors import UserError
-from trainers.runtime.integrity import find_best
 
 
 @dataclass(kw_only=True)
@@ -20,10 +20,10 @@ class Args(Checks):
     """Registered environment id."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
-    agent: str = ""
-    """A model: a folder, GGUF file, hub id or LoRA adapter."""
-    base_model: str = ""
-    """Base model of an adapter, instead of the one that it names."""
+    checkpoint: Path | None = None
+    """A trained model or LoRA adapter."""
+    model: str = ""
+    """A model: a folder, GGUF file or hub id; with --checkpoint, the base of its adapter."""
     chat_template: str = ""
     """A file with a chat template (Jinja), instead of the model's own."""
     thinking: str | None = None
@@ -42,7 +42,6 @@ class Args(Checks):
 
     def __post_init__(self):
         super().__post_init__()
-        self.agent = find_best(self.agent)
         self.check_least(temperature=0)
         self.check_choices()
         self.check_thinking(self.max_new_tokens)
@@ -50,9 +49,9 @@ class Args(Checks):
         self.check_least(**{name: value for name, value in least.items() if getattr(self, name) is not None})
 
     def check_inputs(self) -> None:
-        if not self.agent:
-            raise UserError("give --agent, such as the folder of a checkpoint")
-        inputs.check_model(self.agent, self.base_model)
+        if not (self.checkpoint or self.model):
+            raise UserError("give --checkpoint, or --model")
+        inputs.check_model(self.checkpoint or self.model, self.model if self.checkpoint else "")
         inputs.check_chat_template(self.chat_template)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
@@ -88,12 +87,13 @@ def ask(envs: ToolVectorEnv, text: str) -> None:
 def main(args: Args) -> list[dict]:
     """Roll out and print the episode; returns its turns."""
     args.check_inputs()
+    name = str(args.checkpoint or args.model)
     policy, longest = load_agent(
-        args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs,
-        chat_template=args.chat_template, thinking=args.thinking,
+        name, args.model if args.checkpoint else "", max_new_tokens=args.max_new_tokens, env=args.env,
+        env_kwargs=args.env_kwargs, chat_template=args.chat_template, thinking=args.thinking,
     )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, args.split, 1)
-    choose_format(policy, args.agent, args.env_kwargs, envs)
+    choose_format(policy, name, args.env_kwargs, envs)
     if args.question:
         ask(envs, args.question)
     engine = TransformersEngine(policy, envs.envs[0].stop)
@@ -104,10 +104,10 @@ def main(args: Args) -> list[dict]:
     )  # fmt: skip
     console = Console()
     origin = Origin(
-        phase="evaluation", agent=args.agent, name="agent", env=args.env, split=args.split, source="",
+        phase="evaluation", agent=name, name="agent", env=args.env, split=args.split, source="",
         score=envs.envs[0].PRIMARY_METRIC,
     )  # fmt: skip
-    console.print(printable(f"{args.agent} in {args.env}"), markup=False, highlight=False)
+    console.print(printable(f"{name} in {args.env}"), markup=False, highlight=False)
     console.print(show_conversation(record_trajectory(episode, origin)))
     known = {name: value for name, value in episode.info.items() if name != "instructions"}
     if args.question:

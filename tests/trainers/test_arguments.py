@@ -91,7 +91,7 @@ def test_a_run_stands_for_its_best_checkpoint_or_its_latest(tmp_path, capsys):
     taken = tmp_path / "best"
     assert evaluate.Args(checkpoint=tmp_path).checkpoint == (taken,)
     assert serve.Args(checkpoint=tmp_path).checkpoint == taken
-    assert play.Args(agent=str(tmp_path)).agent == str(taken) and play.Args().agent == ""
+    assert play.Args(checkpoint=tmp_path).checkpoint == taken
     assert f"{tmp_path} is a run: {taken} is taken, its best checkpoint" in capsys.readouterr().err
 
 

@@ -87,7 +87,7 @@ BEFORE_TORCH = [
     ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),
-    ("play", "give --agent"),
+    ("play", "give --checkpoint, or --model"),
 ]  # fmt: skip
 
 AFTER_TORCH = [
@@ -103,12 +103,12 @@ AFTER_TORCH = [
     ("compare --arguments {\"lrr\":1}", "unknown keys ['lrr']; known: "),
     ("compare --recipe mine.toml --report", "runs/mine holds no result of this recipe yet"),
     ("compare --runs nope", "has no runs ['nope']; it has "),
-    ("play --agent model --env Sokoban --question Why?", "--question needs an environment of questions"),
+    ("play --model model --env Sokoban --question Why?", "--question needs an environment of questions"),
 ]  # fmt: skip
 
 OTHERS = [
     ("agent_envs describe CartPole-v1", "CartPoleEnv takes Discrete(2), not text"),
-    ("play --agent no/such/folder", "there is no model folder no/such/folder"),
+    ("play --checkpoint no/such/folder", "there is no model folder no/such/folder"),
     ("agent_envs view RUN --episode 999", "RUN/episodes.jsonl has no episode '999' among the "),
     ("agent_envs baselines Bandit --episodes 0", "episodes must be at least 1 where instances are made from seeds"),
     ("agent_envs baselines Bandit --episodes 1 --out /dev/null/x", "cannot write /dev/null/x"),

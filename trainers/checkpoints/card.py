@@ -42,7 +42,8 @@ def make_card(
         f"## Task\n\n`{env}`{given}, a [Gymnasium](https://gymnasium.farama.org) environment of text.",
         _describe_evaluation(run, folder, summary or {}),
         f"## Command\n\n```bash\n{_write_command(arguments)}\n```",
-        f"## Use\n\n```bash\npip install agent-r1-envs\npython -m trainers.play --agent FOLDER_OR_ID --env {env}{use}\n```\n\n"
+        "## Use\n\n```bash\npip install agent-r1-envs\n"
+        f"python -m trainers.play --checkpoint FOLDER_OR_ID --env {env}{use}\n```\n\n"
         "Give the environment the arguments that the model was trained with: they decide what it reads.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -34,7 +34,7 @@ def test_it_says_what_an_agent_needs_to_act_as_in_training():
     mixed = ARGUMENTS | {"env": "AgentR1/Mixture-v0", "env_kwargs": kwargs}
     written = card.make_card(mixed, Path("none"), "best", None)
     assert len(ModelCard(written).data.datasets) == 2
-    assert f"trainers.play --agent FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
+    assert f"play --checkpoint FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
 
 
 def test_it_says_which_weights_were_evaluated(tmp_path):
