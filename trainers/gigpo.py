@@ -40,15 +40,13 @@ import torch
 
 from trainers import grpo
 from trainers.algorithms.turn_advantages import gigpo
-from trainers.trajectory import PackedEpisodes
+from trainers.trajectory import PackedTrajectories
 
 
-def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute A_episode + ω A_step at each action token, float32 [N, A]."""
-    e = episodes
-    return gigpo(
-        e.rewards, e.turns, e.mask, e.groups, e.anchors, args.step_gamma, args.step_weight, args.scale_by_std, e.valid
-    )
+    turns = packed.rewards, packed.turns, packed.mask, packed.groups, packed.anchors
+    return gigpo(*turns, args.step_gamma, args.step_weight, args.scale_by_std, packed.valid)
 
 
 def main(args: Args) -> dict:

@@ -87,22 +87,25 @@ from trainers.rollouts.batching import (
     shuffle_minibatches,
     store_advantages,
 )
-from trainers.trajectory import Batch, PackedEpisodes, Trajectory, unpack
+from trainers.trajectory import Batch, PackedTrajectories, Trajectory, unpack
 
 AnyArgs = TypeVar("AnyArgs", bound=TrainArgs)
-AdvantageFunction = Callable[[AnyArgs, PackedEpisodes], torch.Tensor]  # [N, A]
+AdvantageFunction = Callable[[AnyArgs, PackedTrajectories], torch.Tensor]  # [N, A]
 
 
-def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute GRPO's advantage of each action token, float32 [N, A]."""
-    e = episodes
+
+    def compare_turns(gamma: float) -> torch.Tensor:
+        turns = packed.rewards, packed.turns, packed.mask, packed.groups
+        return turn_advantage(*turns, gamma, args.scale_by_std, packed.valid)
+
     if args.turn_credit:
-        return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, args.scale_by_std, e.valid)
-    whole = to_tokens(group_advantage(e.returns, e.groups, args.scale_by_std, e.valid), e.mask)
+        return compare_turns(args.turn_gamma)
+    whole = to_tokens(group_advantage(packed.returns, packed.groups, args.scale_by_std, packed.valid), packed.mask)
     if not args.process_weight:
         return whole
-    gamma = 0.0  # of a turn, its own reward alone
-    own = turn_advantage(e.rewards, e.turns, e.mask, e.groups, gamma, args.scale_by_std, e.valid)
+    own = compare_turns(gamma=0.0)  # of a turn, its own reward alone
     return whole + args.process_weight * own
 
 
@@ -162,17 +165,17 @@ def update(
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
         return metrics
-    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
-    batch.advantages = unpack(advantage_fn(args, episodes), batch)  # [N, A] to [B, T]
+    batch, packed, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
+    batch.advantages = unpack(advantage_fn(args, packed), batch)  # [N, A] to [B, T]
     store_advantages(trajectories, batch)  # for episodes.jsonl
     if args.entropy_coef or (kl_penalty is not None and kl_penalty.in_loss):
-        has_gradient = episodes.valid[batch.trajectory]
+        has_gradient = packed.valid[batch.trajectory]
     else:
         has_gradient = (batch.advantages.abs() > 1e-6).any(1)
     means = UpdateMetrics()
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
-        normalizer = count_normalizer(batch, rows, episodes.valid, args)
+        normalizer = count_normalizer(batch, rows, packed.valid, args)
         rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch, policy.token_cost):
@@ -197,7 +200,7 @@ def train(
     ``advantage_fn``: the algorithm, another than GRPO in this loop. ``title``: its name in the table of results.
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
-        policy = setup.learner
+        policy = setup.policy
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted

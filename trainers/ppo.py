@@ -159,14 +159,14 @@ def update(
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
         return metrics
-    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
-    batch = add_advantages(args, policy, critic, batch, episodes.valid)
+    batch, packed, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
+    batch = add_advantages(args, policy, critic, batch, packed.valid)
     store_advantages(trajectories, batch)  # for episodes.jsonl
-    has_gradient = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
+    has_gradient = packed.valid[batch.trajectory]  # the critic learns from rows without an advantage too
     means = UpdateMetrics()
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
-        normalizer = count_normalizer(batch, rows, episodes.valid, args)
+        normalizer = count_normalizer(batch, rows, packed.valid, args)
         rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch, policy.token_cost):
@@ -186,7 +186,7 @@ def update(
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
     """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json."""
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
-        policy = setup.learner
+        policy = setup.policy
         critic = Critic(policy, args.share_layers)
         actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr}
         critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}

@@ -35,15 +35,14 @@ import torch
 
 from trainers import grpo
 from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline
-from trainers.trajectory import PackedEpisodes
+from trainers.trajectory import PackedTrajectories
 
 
-def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute whitened returns to go at each action token, float32 [N, A]."""
-    e = episodes
     if args.baseline == "group":
-        return reinforce_plus_plus_baseline(e.rewards, e.mask, e.groups, e.valid)
-    return reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)
+        return reinforce_plus_plus_baseline(packed.rewards, packed.mask, packed.groups, packed.valid)
+    return reinforce_plus_plus(packed.rewards, packed.mask, valid=packed.valid)
 
 
 def main(args: Args) -> dict:

@@ -27,12 +27,12 @@ import torch
 
 from trainers import grpo
 from trainers.algorithms.advantages import leave_one_out, to_tokens
-from trainers.trajectory import PackedEpisodes
+from trainers.trajectory import PackedTrajectories
 
 
-def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute RLOO's advantage of each action token, float32 [N, A]."""
-    return to_tokens(leave_one_out(episodes.returns, episodes.groups, episodes.valid), episodes.mask)
+    return to_tokens(leave_one_out(packed.returns, packed.groups, packed.valid), packed.mask)
 
 
 def main(args: Args) -> dict:

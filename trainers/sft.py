@@ -250,7 +250,7 @@ def describe_run(args: Args) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
+def fit(args: Args, sampler: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
     """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder on. Returns the summary:
     ``checkpoint`` has the weights of the lowest ``heldout_loss`` or, where nothing is held out, the last."""
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
@@ -258,15 +258,15 @@ def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder:
     longest = max(end - begin for one in demonstrations for s in one.rows for begin, end in target_spans(s.mask))
     updates = math.inf if args.max_seconds else args.updates
     updates = updates or math.ceil(args.epochs * len(split_by_length(taught, args.tokens_per_update)))
-    learner = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
-    optimizer = make_optimizer(learner, [{"params": trainable_parameters(learner.model), "lr": args.lr}])
-    evaluation = HeldOutLoss(args, learner, tested)
+    policy: Policy = ShardedPolicy(sampler) if distributed.world_size() > 1 else sampler
+    optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
+    evaluation = HeldOutLoss(args, policy, tested)
     with Run(
-        args, "supervised fine-tuning", folder, policy, optimizer, evaluation, updates=updates, learner=learner,
+        args, "supervised fine-tuning", folder, policy, optimizer, evaluation, updates=updates, sampler=sampler,
         extra={"longest_turn": longest},
     ) as run:  # fmt: skip
         for step, episodes in zip(run.steps(), itertools.islice(batches(args, taught), run.first, None), strict=False):
-            step.log(update(args, learner, optimizer, episodes))
+            step.log(update(args, policy, optimizer, episodes))
             step.figures = {"train loss": step.metrics["train/loss"]}
         losses = evaluation.losses
         loss = run.best if losses else None

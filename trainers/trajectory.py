@@ -142,7 +142,7 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class PackedEpisodes:
+class PackedTrajectories:
     """Action tokens, one trajectory a row, for advantage estimators."""
 
     returns: torch.Tensor  # float32 [N], of whole episodes

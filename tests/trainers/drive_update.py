@@ -54,7 +54,7 @@ class PlayedRun:
     """Takes the place of a run and its setup: episodes that were played before, and a look at what the optimizer gets."""
 
     def __init__(self, policy: Policy, played: list[list[Episode]], critic_head):
-        self.learner, self.played, self.critic_head = policy, played, critic_head
+        self.policy, self.played, self.critic_head = policy, played, critic_head
         self.named, self.gradients, self.metrics = dict(policy.model.named_parameters()), [], []
 
     def __enter__(self):
@@ -102,7 +102,9 @@ def play_episodes(envs, policy: Policy, said: list[list[str]] | None = None, **o
 def collect_batch(options: dict[str, Any], envs, policy: Policy, number: int) -> list[Episode]:
     """The episodes of update ``number``."""
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    return [to_episode(t) for t in collector.collect_batch(grpo.Args(**options), envs, policy, engine, number).episodes]
+    return [
+        to_episode(t) for t in collector.collect_batch(grpo.Args(**options), envs, policy, engine, number).trajectories
+    ]
 
 
 def to_trajectory(e: Episode) -> Trajectory:

@@ -37,12 +37,12 @@ class RLRun:
     sign, at_end = 1, False
 
     def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
-        self.setup, self.args, self.policy = setup, setup.args, setup.learner
+        self.setup, self.args, self.policy = setup, setup.args, setup.policy
         self.key, self.episodes_so_far, self._warned = f"eval/{setup.score}", 0, False
-        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.learner.backbone)
+        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.backbone)
         self.run = Run(
             setup.args, setup.algorithm, setup.folder, setup.policy, optimizer, self, updates=setup.args.updates,
-            learner=setup.learner, modules=modules,
+            sampler=setup.sampler, modules=modules,
         )  # fmt: skip
         with ExitStack() as stack:
             stack.enter_context(self.run)
@@ -76,7 +76,7 @@ class RLRun:
             self.run.stop(step.number, error)
         step.waited = time.monotonic() - begin - collected.metrics["time/rollout"]
         step.rng = collected.rng
-        by_group = sorted(collected.episodes, key=lambda trajectory: trajectory.group)
+        by_group = sorted(collected.trajectories, key=lambda trajectory: trajectory.group)
         step.recorded = by_group[: self.args.keep_episodes]
         sampled = episode_metrics(collected.sampled, self.setup.score)
         step.log(collected.metrics | sampled)
@@ -85,8 +85,8 @@ class RLRun:
         step.log({"episodes": float(self.episodes_so_far)})
         _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
         self._meter.start()
-        step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
-        return collected.episodes
+        step.log(mutual_information_statistics(self.policy, collected.trajectories, self.args))
+        return collected.trajectories
 
     def _warn_of_shaping(self, share: float) -> None:
         """Warn once if deviations of only shaping rewards are scaled up to those of outcomes."""

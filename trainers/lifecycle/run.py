@@ -97,8 +97,8 @@ class Run:
 
     Args:
         algorithm: its name in the progress.
-        policy: what is saved, and samples; ``learner`` is what is trained, if it is a sharded copy of it.
-        optimizer: of ``learner`` and ``modules``.
+        policy: what is trained; ``sampler`` is what rolls out and is saved, if it is another: a whole copy of a sharded policy.
+        optimizer: of ``policy`` and ``modules``.
         modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
         updates: how many there are at most.
         extra: what is kept with the best weights.
@@ -113,23 +113,23 @@ class Run:
 
     def __init__(
         self, args: Any, algorithm: str, folder: Path, policy: Policy, optimizer: torch.optim.Optimizer,
-        evaluation: Evaluation, *, updates: float, learner: Policy | None = None,
+        evaluation: Evaluation, *, updates: float, sampler: Policy | None = None,
         modules: dict[str, Any] | None = None, extra: dict[str, Any] | None = None,
     ):  # fmt: skip
         self.args, self.folder, self.updates, self.evaluation = args, folder, updates, evaluation
-        self.policy, self.learner, self.optimizer = policy, learner or policy, optimizer
+        self.policy, self.sampler, self.optimizer = policy, sampler or policy, optimizer
         self.modules, self.extra = modules or {}, extra or {}
-        if isinstance(self.learner, ShardedPolicy):
-            self.learner.shard([optimizer], self.modules.values())
+        if isinstance(self.policy, ShardedPolicy):
+            self.policy.shard([optimizer], self.modules.values())
         self.full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
         self._page_at = time.monotonic()
         self.first = self.saved = self.done = (
-            run_dir.resume(folder, policy, [optimizer], self.modules) if args.resume else 0
+            run_dir.resume(folder, self.sampler, [optimizer], self.modules) if args.resume else 0
         )
         if self.first > updates:
             raise UserError(f"{folder} has had {self.first} updates: updates must be at least as many, got {updates}")
-        if isinstance(self.learner, ShardedPolicy):
-            self.learner.read_weights(policy)
+        if isinstance(self.policy, ShardedPolicy):
+            self.policy.read_weights(self.sampler)
         with ExitStack() as stack:
             metrics_folder = stack.enter_context(distributed.choose_metrics_folder(folder))
             sinks, begin = () if distributed.rank() else args.report_to, self.first + 1 if self.first else 0
@@ -168,8 +168,8 @@ class Run:
                 step, begin = UpdateStep(number=number), time.monotonic()
                 self._set_rates(step)
                 yield step  # the algorithm's loop collects and learns here; what follows comes after its update
-                if isinstance(self.learner, ShardedPolicy):
-                    self.learner.write_weights(self.policy)
+                if isinstance(self.policy, ShardedPolicy):
+                    self.policy.write_weights(self.sampler)
                 seconds = time.monotonic() - begin - step.waited
                 self.done = number + 1
                 self.stopped = self._finish(step, seconds)
@@ -200,7 +200,7 @@ class Run:
         self.seconds += seconds
         metrics["time/update"] = seconds - metrics.get("time/rollout", 0.0)
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
-        wrong = find_not_finite(metrics, {"the policy": self.policy.model, **self.modules})
+        wrong = find_not_finite(metrics, {"the policy": self.sampler.model, **self.modules})
         ends = self.evaluation.at_end and (done >= self.updates or self._is_out_of_time())
         if not wrong and (ends or done % self.args.eval_every == 0):
             try:
@@ -274,12 +274,12 @@ class Run:
 
     def save_best(self, done: int, score: float | None) -> None:
         """Write the weights after ``done`` updates as those that come of the run so far."""
-        run_dir.save_best(self.folder, self.policy, done, score, self.args, self.extra)
+        run_dir.save_best(self.folder, self.sampler, done, score, self.args, self.extra)
 
     def save(self, done: int) -> None:
         """Write the checkpoint of the state after ``done`` updates."""
         self.evaluation.prepare_save()
-        run_dir.save(self.folder, self.policy, [self.optimizer], self.modules, done, self.args)
+        run_dir.save(self.folder, self.sampler, [self.optimizer], self.modules, done, self.args)
         self.saved = done
 
     def _write_page(self, done: int) -> None:

@@ -32,8 +32,8 @@ class Setup:
 
     Attributes:
         sources: of the held-out and of the training questions.
-        policy: what samples; ``one_step_off_policy`` samples with a copy of it, `Collector.policy`.
-        learner: what learns: the policy or, with several processes, a sharded copy of it.
+        policy: what is trained; with several processes it is sharded.
+        sampler: what rolls out and is saved: the policy or, with several processes, a whole copy of it.
         rows, recorded: of the baselines the rows and, if they have been evaluated now, the episodes.
     """
 
@@ -47,17 +47,17 @@ class Setup:
         factory.check_splits(self.envs, self.held_out)
         # Now: an environment that has to be asked is reset by it.
         self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
-        self.policy, self.seconds_cold_start = start_policy(args, self.envs, folder)
-        choose_format(self.policy, args.model, args.env_kwargs, self.envs, self.held_out)
-        self.pieces = make_pieces(self.policy.tokenizer)
+        self.sampler, self.seconds_cold_start = start_policy(args, self.envs, folder)
+        choose_format(self.sampler, args.model, args.env_kwargs, self.envs, self.held_out)
+        self.pieces = make_pieces(self.sampler.tokenizer)
         self._agent = AgentRollout(args.agent, args.agent_timeout, args.agent_calls) if args.agent else None
-        self.collector = Collector(args, self.policy, self._agent)
+        self.collector = Collector(args, self.sampler, self._agent)
         stop = self.envs.envs[0].stop
-        self.engine = factory.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
+        self.engine = factory.make_engine(args.engine, self.collector.sampler, stop, args.vllm_url, args.vllm_kv_gib)
         self.recorded: list[Recorder] = []
         self.rows = self._find_baselines()
         # After the baselines, which need memory for their keys and values: with several processes it is a copy.
-        self.learner: Policy = ShardedPolicy(self.policy) if distributed.world_size() > 1 else self.policy
+        self.policy: Policy = ShardedPolicy(self.sampler) if distributed.world_size() > 1 else self.sampler
 
     def make_recorder(
         self, agent: str, name: str, step: int, *, training: bool = False, tokens: bool = False, in_table: bool = False
@@ -82,7 +82,7 @@ class Setup:
         self.collector.update_weights()
         instance_ids, length = sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens
         run = partial(
-            evaluator.run_policy, self.held_out, self.collector.policy, self.engine, instance_ids, length, temperature,
+            evaluator.run_policy, self.held_out, self.collector.sampler, self.engine, instance_ids, length, temperature,
             recorder, roll_out=self._agent,
         )  # fmt: skip
         return self._make_row(name, lambda: run()[0])
@@ -128,7 +128,7 @@ class Setup:
 
             progress.update(0)  # with a large model they take minutes
             if searches:
-                agent = self.collector.policy, self.engine
+                agent = self.collector.sampler, self.engine
                 rag = partial(naive_rag.run_naive_rag, held_out, *agent, questions, args.max_new_tokens)
                 add(lambda recorder: self._make_row("Naive RAG", lambda: rag(recorder)), "Naive RAG", "naive-rag")
             add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder), BEFORE, "before", True)

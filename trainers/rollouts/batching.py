@@ -22,7 +22,7 @@ from trainers.models.micro_batches import compute_logprobs, remove_mask
 from trainers.models.policy import Policy
 from trainers.runtime.distributed import all_reduce_sums
 from trainers.runtime.errors import UserError
-from trainers.trajectory import Batch, PackedEpisodes, Step, Trajectory, collate, pack
+from trainers.trajectory import Batch, PackedTrajectories, Step, Trajectory, collate, pack
 
 Metrics = dict[str, float]
 
@@ -98,7 +98,7 @@ def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
 
 def prepare_batch(
     trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None = None
-) -> tuple[Batch, PackedEpisodes, Metrics]:
+) -> tuple[Batch, PackedTrajectories, Metrics]:
     """The sequences for the model, the same episodes for the advantage estimators, and metrics."""
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     if not args.loss_mask:
@@ -108,7 +108,11 @@ def prepare_batch(
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
     if kl is not None:
         metrics |= kl.add_reference(batch, valid)
-    return batch, pack_episodes(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"), metrics
+    return (
+        batch,
+        pack_trajectories(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"),
+        metrics,
+    )
 
 
 def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
@@ -122,12 +126,14 @@ def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
         trajectories[owner].advantages.append(advantages[:length])
 
 
-def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False) -> PackedEpisodes:
+def pack_trajectories(
+    trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False
+) -> PackedTrajectories:
     """A collated batch as the advantage estimators see it. ``returns_from_rewards``: a KL penalty has changed them."""
     size, device = len(trajectories), batch.ids.device
     rewards = pack(batch.rewards, batch, size)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
-    return PackedEpisodes(
+    return PackedTrajectories(
         returns=rewards.sum(1) if returns_from_rewards else returns,
         rewards=rewards,
         mask=pack(batch.mask, batch, size),

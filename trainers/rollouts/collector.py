@@ -33,8 +33,8 @@ PROCESSED = {  # counts of the engine: names of metrics
 class Collected:
     """The episodes of an update."""
 
-    sampled: list[Trajectory]  # all episodes
-    episodes: list[Trajectory]  # those to learn from
+    sampled: list[Trajectory]  # all of them
+    trajectories: list[Trajectory]  # those to learn from
     rng: np.random.Generator  # what drew the questions, and goes on to shuffle the minibatches
     metrics: dict[str, float]  # of the rollout
     seconds: float  # that the rollout took, without attempts that failed and pauses
@@ -74,12 +74,12 @@ def _collect_once(
 
     sampled = sample_groups()
     statistics = rollout_statistics(envs, sampled)  # before a refill, whose questions are chosen
-    sampled, episodes, metrics = refill_groups(sampled, sample_groups, args)
+    sampled, trajectories, metrics = refill_groups(sampled, sample_groups, args)
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
     metrics |= distributed.all_reduce_sums({n: value for n, value in metrics.items() if n.startswith("tokens/")})
     seconds = time.monotonic() - begin
-    return Collected(sampled=sampled, episodes=episodes, rng=rng, metrics=metrics, seconds=seconds)
+    return Collected(sampled=sampled, trajectories=trajectories, rng=rng, metrics=metrics, seconds=seconds)
 
 
 class Collector:
@@ -87,17 +87,17 @@ class Collector:
 
     With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
-    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. Its ``policy`` is
+    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. Its ``sampler`` is
     what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy, roll_out: RollOut | None = None):
-        self.policy, self._trained, self._args, self._roll_out = policy, policy, args, roll_out
+        self.sampler, self._trained, self._args, self._roll_out = policy, policy, args, roll_out
         self._next: Future[Collected] | None = None
         self._waited = 0.0  # for the next batch, where its weights were wanted before it was
         if args.one_step_off_policy:
-            self.policy = copy.copy(policy)
-            self.policy.model = copy.deepcopy(policy.model)
+            self.sampler = copy.copy(policy)
+            self.sampler.model = copy.deepcopy(policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
@@ -106,7 +106,7 @@ class Collector:
         begin = time.monotonic()
         if self._next is None:
             self.update_weights()  # a resumed run has got its weights since
-            collected = collect_batch(self._args, envs, self.policy, engine, number, self._roll_out)
+            collected = collect_batch(self._args, envs, self.sampler, engine, number, self._roll_out)
         else:
             collected = self._next.result()
         waited, self._next, self._waited = self._waited + time.monotonic() - begin, None, 0.0
@@ -114,7 +114,7 @@ class Collector:
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
             self._next = self._pool.submit(
-                collect_batch, self._args, envs, self.policy, engine, number + 1, self._roll_out
+                collect_batch, self._args, envs, self.sampler, engine, number + 1, self._roll_out
             )
         return collected
 
@@ -129,6 +129,6 @@ class Collector:
             begin = time.monotonic()
             wait([self._next])  # an error in it is raised where its batch is asked for
             self._waited += time.monotonic() - begin
-        if self.policy is not self._trained:
-            for ours, theirs in zip(self.policy.model.parameters(), self._trained.model.parameters(), strict=True):
+        if self.sampler is not self._trained:
+            for ours, theirs in zip(self.sampler.model.parameters(), self._trained.model.parameters(), strict=True):
                 ours.copy_(theirs)

@@ -19,7 +19,7 @@ def args(short_run, tmp_path):
 
 
 def make_optimizer(setup):
-    return grpo.make_optimizer(setup.learner, [{"params": list(setup.learner.model.parameters()), "lr": 1e-3}])
+    return grpo.make_optimizer(setup.policy, [{"params": list(setup.policy.model.parameters()), "lr": 1e-3}])
 
 
 def test_an_error_in_the_loop_leaves_no_thread_behind(args):

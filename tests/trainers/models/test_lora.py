@@ -134,7 +134,7 @@ def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(model_folder, mo
     ppo.main(ppo.Args(lr=0.05, critic_lr=0.07))
     assert [group["lr"] for group in groups] == [0.05, 0.07]
     of_policy, of_critic = ({p.data_ptr() for p in group["params"]} for group in groups)
-    assert of_policy == {p.data_ptr() for p in trainable_parameters(run.learner.model)}
+    assert of_policy == {p.data_ptr() for p in trainable_parameters(run.policy.model)}
     assert len(of_critic) == len(of_policy) + 2 and not of_critic & of_policy
 
 

@@ -32,8 +32,8 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(arguments, m
     args = arguments(updates=3)
     policy = load_policy(model_folder, "cpu")
     envs, batches = make_envs(args.env, args.env_kwargs, "train", 6), Collector(args, policy)
-    engine = make_engine("transformers", batches.policy, envs.envs[0].stop)
-    assert batches.policy.model is not policy.model
+    engine = make_engine("transformers", batches.sampler, envs.envs[0].stop)
+    assert batches.sampler.model is not policy.model
     torch.manual_seed(0)
     played, weights = [], []
     for number in range(3):
@@ -42,7 +42,7 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(arguments, m
         change(policy)  # while the next one is being played
     for number, batch in enumerate(played):
         policy.model.load_state_dict(weights[max(0, number - 1)], strict=False)
-        episodes = collate(batch.episodes, policy.pad_id)
+        episodes = collate(batch.trajectories, policy.pad_id)
         with torch.no_grad():
             own, _ = policy.logprobs(episodes)
         torch.testing.assert_close(own, episodes.old_logprobs, rtol=0, atol=1e-4)
@@ -54,7 +54,7 @@ def test_what_is_cut_off_is_never_sampled(arguments, model_folder, cut):
     args, policy = arguments(one_step_off_policy=False, importance="tis", **cut), load_policy(model_folder, "cpu")
     envs = make_envs(args.env, args.env_kwargs, "train", 6)
     found = Collector(args, policy).collect(envs, make_engine("transformers", policy, envs.envs[0].stop), 0)
-    assert {p for episode in found.episodes for step in episode.steps for p in step.logprobs} == {0.0}
+    assert {p for episode in found.trajectories for step in episode.steps for p in step.logprobs} == {0.0}
 
 
 def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(arguments, tmp_path):
@@ -102,7 +102,7 @@ def test_seconds_are_those_of_playing(arguments, model_folder, monkeypatch):
     def play(args, envs, policy, engine, number, roll_out):
         clock.now += 5.0  # an outage
         clock.now += 2.0
-        return collector.Collected(sampled=[], episodes=[], rng=None, metrics={}, seconds=2.0)
+        return collector.Collected(sampled=[], trajectories=[], rng=None, metrics={}, seconds=2.0)
 
     monkeypatch.setattr(collector, "collect_batch", play)
     monkeypatch.setattr(collector.time, "monotonic", lambda: clock.now)
