@@ -120,10 +120,8 @@ class ChatTokens(ControlTokens):
     def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
         if self.dialect and self.dialect.family.unquoted:
             messages = [quote_strings(message) for message in messages]
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, tools=tools, add_generation_prompt=add_generation_prompt, **self.template_options
-        )
-        assert isinstance(text, str)
+        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.template_options}
+        text: str = self.tokenizer.apply_chat_template(messages, tools=tools, **options)
         return text
 
     def _render_text(self, turns: Iterable[tuple[str, str]], add_generation_prompt: bool = False) -> str:
@@ -220,13 +218,9 @@ class ChatTokens(ControlTokens):
         elif thought:
             kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
         said, made = kept.pop("content"), kept.pop("tool_calls", None)
-        user = partial(self.escape, allowed=self.tags)
-        by_role: dict[str, Callable[[str], str]] = {
-            "system": self.escape_instructions,
-            "assistant": self._escape_turn,
-            "user": user,
-        }
-        kept = self.escape_all(kept) | {"content": by_role.get(kept["role"], self.escape)(said)}
+        by_role: dict[str, Callable[[str], str]] = {"system": self.escape_instructions, "assistant": self._escape_turn}
+        escape = by_role.get(kept["role"], partial(self.escape, allowed=self.tags if kept["role"] == "user" else ()))
+        kept = self.escape_all(kept) | {"content": escape(said)}
         # Calls are read as JSON first, so the marks of calls may stand in their arguments.
         return kept | {"tool_calls": self.escape_all(made, self._call_marks)} if made else kept
 
@@ -394,11 +388,11 @@ def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
         prompts = [write(**each) for each in options]
     except Exception as error:  # a template raises what it likes
         raise ValueError(f"the chat template cannot write a conversation: {error}") from error
-    if prompts[0] == prompts[1] and thinking.isdecimal():
-        return {}
-    if prompts[0] == prompts[1]:
+    if prompts[0] != prompts[1]:
+        return options[thinking == "off"]
+    if not thinking.isdecimal():
         raise ValueError(f"the chat template has no switch for thoughts, got thinking {thinking!r}: leave it at auto")
-    return options[thinking == "off"]
+    return {}
 
 
 def _without_joiners(calls: list[tuple[str, Any]]) -> Any:

@@ -138,8 +138,7 @@ class ControlTokens:
         return self._decode(kept)
 
     def _decode(self, ids: list[int]) -> str:
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        assert isinstance(text, str)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
 

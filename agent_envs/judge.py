@@ -72,9 +72,7 @@ class Judge:
             client = _make_client(self.url, key, self.timeout, self.retries)
             prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some think first
             reply = client.chat.completions.create(model=self.model, temperature=0, **prompt)
-            text = reply.choices[0].message.content
-            parts = text if isinstance(text, list) else [text]  # a text, or parts that have one
-            return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
+            return str(reply.choices[0].message.content)
         except Exception as error:  # of the client, or at a reply of another shape
             raise RuntimeError(f"the judge at {self.url} does not answer: {type(error).__name__}: {error}") from error
 

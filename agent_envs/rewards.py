@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from agent_envs.types import TurnContext
@@ -284,10 +284,10 @@ def _check_number(name: str, value: Any) -> None:
 def _with_gamma(term: Term, gamma: float) -> Term:
     if isinstance(term, Shaping):
         return replace(term, gamma=gamma)
-    if isinstance(term, type) or not is_dataclass(term):
+    if not isinstance(term, _Term):  # a function, or a field of a term
         return term
-    names = [field.name for field in fields(term) if field.name in ("term", "condition")]
-    return replace(term, **{name: _with_gamma(getattr(term, name), gamma) for name in names}) if names else term
+    inner = {field.name: _with_gamma(getattr(term, field.name), gamma) for field in fields(term)}  # type: ignore[arg-type]
+    return replace(term, **inner)  # type: ignore[type-var]
 
 
 def _name(term: Term) -> str:

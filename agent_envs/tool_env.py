@@ -5,7 +5,6 @@ import inspect
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
@@ -14,10 +13,10 @@ from agent_envs.context import Messages, Rewriting, Template, make_context
 from agent_envs.formats import Format, make_format
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
+from agent_envs.token_counter import TokenCounter
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import CUT, History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
-from retrieval_index import hub
 from retrieval_index.printable import printable
 
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ class ToolEnv(gymnasium.Env[str, str]):
     action_space: AnyText
     observation_space: AnyText
     first_observation: str
-    feedback: list[
-        str
-    ]  # to the last turn, a text for each call, or one that says why it was rejected; no format's tags
+    # To the last turn, a text for each call, or one that says why it was rejected; without the tags of the format.
+    feedback: list[str]
     results: list[ToolResult]  # of the last turn's calls
     # Set by the trainer for one episode: whether its model can read the next prompt (the observation, or a rewritten context)
     # and still take a turn. False truncates the episode.
@@ -69,9 +67,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
     PRESETS: ClassVar[Mapping[str, Reward]] = {}
-    PRIMARY_METRIC: ClassVar[str] = (
-        "success"  # the metric of the last turn that says how well the task was done, in [0, 1]
-    )
+    PRIMARY_METRIC: ClassVar[str] = "success"  # of the last turn, how well the task was done, in [0, 1]
     TAKES_NOISE_SEED: ClassVar[bool] = False  # has the reset option "noise_seed": same instance, other random outcomes
     SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.scripts
 
@@ -98,10 +94,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         split: str = "train",
     ):
         self._seed_offset = _offset_seeds(split)
-        budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
-        budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
-        for name, value in budgets.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        optional = {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
+        for name, value in {"max_turns": max_turns, "max_calls": max_calls, **optional}.items():
+            if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise TypeError(f"render_mode must be None or 'ansi', got {render_mode!r}")  # SB3 then does without one
@@ -206,21 +201,18 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise ValueError(
                 "max_tokens needs something that counts them: give tokenizer=, or set env.unwrapped.count_tokens"
             )
-        self._running = False  # stays so where begin() rejects the options
-        self.history, self.tokens = History(), 0
-        self.fits = None
+        self._running, self.fits = False, None  # the former stays so where begin() rejects the options
+        self.history = History()
         self._metrics: dict[str, float] = {}
         self._made: set[str] = set()  # the calls of earlier turns
         self._learned: set[tuple[str, str]] = set()  # what tools said, by name
         observation, info = self.begin(options or {})
-        self.first_observation = observation
-        self._count(observation)
+        self.first_observation, self.tokens = observation, self._count(observation)
         instructions = self.system_prompt
         if self.instructions_in_observation:
             observation, instructions = f"{instructions}\n\n{observation}", ""
         self._messages = [{"role": "user", "content": observation}]
-        self._shown = list(self._messages)
-        self._transcript = [observation]
+        self._shown, self._transcript = list(self._messages), [observation]
         self._running = True
         return observation, {**info, "instructions": instructions}
 
@@ -245,7 +237,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
         if not isinstance(action, str):
             raise ValueError(f"an action is the text of an assistant turn, got {type(action).__name__}")
-        if self.max_tokens is not None and self.tokens + self._length(action) > self.max_tokens:
+        if self.max_tokens is not None and self.tokens + self._count(action) > self.max_tokens:
             return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
         if cut:
@@ -262,11 +254,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         answered, self.feedback, self.results = turn.answer is not None, [], results
         observation = "" if answered else self._observe(turn, results)
         number = len(self.history.turns) + 1
-        self._count(action + observation)
+        self.tokens += self._count(action + observation)
         spent = number >= self.max_turns or (self.max_tokens is not None and self.tokens > self.max_tokens)
-        rewritten = None
+        rewritten = {} if answered or spent else self._rewrite(action, observation)
         if self.fits is not None and not (answered or spent):
-            rewritten = self._rewrite(action, observation)
             spent = not self.fits(observation, rewritten.get("context"))
             turn = CUT if turn.cut and spent else turn
         outcome = self.evaluate_turn(turn, results, answered or spent)
@@ -290,14 +281,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._learned.update((call.name, result.text) for call, result in pairs if result.ok)
         self._running = not context.done
         self._transcript += [action, observation]
-        info = {**outcome.metrics, **outcome.info, "reward_terms": terms, "valid": turn.error is None, "turns": number}
-        info["cut"] = turn.cut
-        info["calls"] = len(self.history.calls)
-        info["tool_faults"] = sum(result.fault for result in results)
-        if self.max_tokens is not None:
-            info["tokens"] = self.tokens
-        if self._running:
-            info |= self._rewrite(action, observation) if rewritten is None else rewritten
+        info = {**outcome.metrics, **outcome.info, "reward_terms": terms, "valid": turn.error is None, "cut": turn.cut}
+        info |= {"turns": number, "calls": len(self.history.calls), "tool_faults": sum(r.fault for r in results)}
+        info |= {"tokens": self.tokens} if self.max_tokens is not None else {}
+        info |= rewritten if self._running else {}
         return observation, float(sum(terms.values())), terminated, truncated, info
 
     def render(self) -> str | None:
@@ -323,22 +310,20 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def _observe(self, turn: Turn, results: list[ToolResult]) -> str:
         """What the agent reads next; ``feedback`` gets the same in parts, without the tags of the format."""
+        told = [turn.error] if turn.error else [result.text for result in results]
         failed = bool(turn.error) or not all(result.ok for result in results)
-        state = self.state_text() if failed else ""
+        if failed and (state := self.state_text()):
+            told[-1] += f"\n{state}"
+        self.feedback = list(map(_encodable, told))
         if turn.error:
-            told = f"{turn.error}\n{state}" if state else turn.error
-            self.feedback = [_encodable(told)]
-            return _encodable(self.format.render_error(told))
-        if state:
-            results = [*results[:-1], replace(results[-1], text=f"{results[-1].text}\n{state}")]
-        self.feedback = [_encodable(result.text) for result in results]
-        return _encodable(self.format.render(turn, results))
+            return _encodable(self.format.render_error(told[0]))
+        shown = [replace(result, text=text) for result, text in zip(results, told, strict=True)]
+        return _encodable(self.format.render(turn, shown))
 
-    def _count(self, text: str) -> None:
-        if self.max_tokens is not None:
-            self.tokens += self._length(text)
-
-    def _length(self, text: str) -> int:
+    def _count(self, text: str) -> int:
+        """The tokens of a text; 0 without a budget of them."""
+        if self.max_tokens is None:
+            return 0
         assert self.count_tokens is not None  # reset has checked
         return self.count_tokens(text)
 
@@ -353,13 +338,11 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise ValueError("a context is a list of messages, each with a role and a content")
         if self._shown == grown and not isinstance(self.context, Template):
             return {}
-        first, *others = self._shown
-        return {"context": [dict(first), *(each for message in others for each in self._to_chat(message))]}
-
-    def _to_chat(self, message: dict[str, str]) -> list[dict[str, Any]]:
-        """A message of a context as the chat has it."""
-        text = message["content"]
-        return [self.format.message(text)] if message["role"] == "assistant" else self.format.messages(text)
+        chat: list[dict[str, Any]] = [dict(self._shown[0])]
+        for message in self._shown[1:]:
+            text = message["content"]
+            chat += [self.format.message(text)] if message["role"] == "assistant" else self.format.messages(text)
+        return {"context": chat}
 
     def _is_repeat(self, calls: tuple[ToolCall, ...], results: list[ToolResult]) -> bool:
         """Whether all of ``calls`` were made in earlier turns. Calls that a fault of the tool lost do not count."""
@@ -382,11 +365,7 @@ def _digest(learned: tuple[str, str]) -> bytes:
 
 def _encodable(text: str) -> str:
     """The same text without lone surrogates, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
+    return text.encode("utf-8", "replace").decode()
 
 
 def _as_tool(tool: Tool | Callable) -> Tool:
@@ -402,48 +381,6 @@ def _as_tool(tool: Tool | Callable) -> Tool:
 
 COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "tools", "instructions", "answers"}
 """The arguments that every environment takes; a task that takes others by ``**kwargs`` tells them apart with this."""
-
-
-class TokenCounter:
-    """Counts tokens with a tokenizer given by folder, ``tokenizer.json`` or hub id."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self._tokenizer = _load_tokenizer(name)
-
-    def __call__(self, text: str) -> int:
-        return len(self._encode(text).ids)
-
-    def prefix(self, text: str, count: int) -> int:
-        """Return the number of characters of the first ``count`` tokens of a text."""
-        return max((end for _, end in self._encode(text).offsets[:count]), default=0)
-
-    def _encode(self, text: str):
-        return self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
-
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return TokenCounter, (self.name,)
-
-
-@lru_cache(maxsize=4)
-def _load_tokenizer(name: str):
-    """Once a process: the environments of a vector share one."""
-    from pathlib import Path
-
-    import tokenizers
-
-    path = Path(name).expanduser()
-    path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        if path.is_file():
-            return tokenizers.Tokenizer.from_file(str(path))
-        if hub.is_hub_id(name):
-            hub.check_model(name, "tokenizer.json")
-        return tokenizers.Tokenizer.from_pretrained(name)
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(
-            f"tokenizer must be a folder with tokenizer.json or a hub id, got {name!r}: {error}"
-        ) from error
 
 
 def _call_key(call: ToolCall, tool: Tool | None) -> str:

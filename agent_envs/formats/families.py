@@ -8,7 +8,7 @@ from typing import Any
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.harmony import read_messages
 from agent_envs.formats.json_text import read_value, read_value_at
-from agent_envs.formats.notations import BEGINS_CALLS, WORDS, read_calls, read_nested, skip
+from agent_envs.formats.notations import WORDS, read_calls, read_nested, skip
 from agent_envs.types import ToolCall
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the parameters of functions, by their names
@@ -225,20 +225,6 @@ def _read_lfm2(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall],
     return calls, skip(text, end, "<|tool_call_end|>")
 
 
-def _read_pythonic_llama(text: str, schemas: Schemas) -> Response:
-    """``[name(key="value")]`` is the whole turn."""
-    body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    if not BEGINS_CALLS.match(body):
-        return Response(text=text)
-    try:
-        calls, end = read_calls(body, 0)
-    except Malformed as problem:
-        raise (Malformed if body.endswith("]") else Unfinished)(str(problem)) from None
-    if end < len(body):
-        raise Malformed("A turn that calls functions holds nothing but the calls.")
-    return Response(calls=calls)
-
-
 # -- DeepSeek ----------------------------------------------------------------------------------------------------------
 
 _DEEPSEEK_CALL = re.compile(
@@ -343,7 +329,6 @@ FAMILIES = (
         "Muse", _read_muse, thought=(" to=self<|message|>", "<|eom|><|start|>assistant"), channels=True, goes_on=("<|eom|>",)
     ),
     Family("Llama", _read_llama, ("<|python_tag|>",)),
-    Family("Llama, in Python", _read_pythonic_llama, ("<|python_start|>",)),
 )  # fmt: skip
 
 

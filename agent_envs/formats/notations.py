@@ -82,7 +82,6 @@ def skip(text: str, place: int, expected: str) -> int:
 _STRING = re.compile(r"""'((?:[^'\\]|\\.)*+)'|"((?:[^"\\]|\\.)*+)\"""", re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _MEANT = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
-BEGINS_CALLS = re.compile(r"\s*\[\s*[A-Za-z_][\w./-]*\(")
 _NAMED = re.compile(r"([A-Za-z_][\w./-]*)\(")
 
 

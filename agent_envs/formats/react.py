@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_envs.formats.arguments import string_argument
+from agent_envs.formats.arguments import plain_argument
 from agent_envs.formats.base import Format, Malformed, Unfinished, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import THINK, escape, quote, split_thought
 from agent_envs.formats.json_text import dumps, read_object
@@ -110,7 +110,8 @@ class React(Format):
         return given if argument in given or not (given or required) else None
 
     def _string_argument(self, name: str) -> str | None:
-        return string_argument(self._tools[name]) if name in self._tools else None
+        argument, kind = plain_argument(self._tools[name]) if name in self._tools else ("", "json")
+        return argument if kind == "string" else None
 
     @exact
     def write(self, turn: Turn) -> str:

@@ -110,9 +110,10 @@ class Ragen(SearchTags):
 def _description(tool: Tool) -> str:
     if options := arguments.choices(tool):
         return f"{tool.description} Choose from: {', '.join(options)}."
-    if name := arguments.scalar_argument(tool):
+    name, kind = arguments.plain_argument(tool)
+    if kind == "scalar":
         return f"{tool.description} ({name}: {tool.parameters['properties'][name]['type']})"
-    if arguments.is_json(tool) and tool.parameters.get("properties"):
+    if kind == "json" and tool.parameters.get("properties"):
         return f"{tool.description} Arguments, as JSON schema: {dumps(tool.parameters)}"
     return tool.description
 

@@ -53,8 +53,7 @@ def run_batch(
     if len(inputs) != len(codes):
         raise ValueError(f"one stdin for each of the {len(codes)} programs, got {len(inputs)}")
     backend = choose_backend(backend)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         pairs = zip(codes, inputs, strict=True)
         runs = [pool.submit(run, code, stdin=text, backend=backend, **limits) for code, text in pairs]
         return [future.result() for future in runs]

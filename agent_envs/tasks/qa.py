@@ -28,7 +28,8 @@ from agent_envs.rewards import (
 )
 from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa_data import load, source_parameters
-from agent_envs.tool_env import COMMON, TokenCounter, ToolEnv
+from agent_envs.token_counter import TokenCounter
+from agent_envs.tool_env import COMMON, ToolEnv
 from agent_envs.tools import ReadTool, SearchTool, Tool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point

@@ -61,7 +61,7 @@ class FunctionTool:
     @cached_property
     def description(self) -> str:
         """The first paragraph of the function's docstring, on one line."""
-        return " ".join((inspect.getdoc(_unwrap_partial(self.function)) or "").split("\n\n")[0].split())
+        return " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -173,10 +173,6 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"properties": {}, **schema}
 
 
-def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _unwrap_partial(function.func) if isinstance(function, partial) else function
-
-
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
@@ -185,8 +181,7 @@ def _model_of(function: Callable[..., Any]) -> Any:
     """The pydantic model of a function's arguments."""
     import pydantic
 
-    plain = _unwrap_partial(function)
-    target = plain if inspect.isfunction(plain) or inspect.ismethod(plain) else type(plain).__call__
+    target = function if inspect.isroutine(function) else type(function).__call__
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except NameError as error:
@@ -210,7 +205,7 @@ def _model_of(function: Callable[..., Any]) -> Any:
 
 def _describe_parameters(function: Callable[..., Any]) -> dict[str, str]:
     """Descriptions of the parameters from the ``Args:`` section of the docstring."""
-    _, _, section = (inspect.getdoc(_unwrap_partial(function)) or "").partition("Args:\n")
+    _, _, section = (inspect.getdoc(function) or "").partition("Args:\n")
     descriptions: dict[str, str] = {}
     for line in section.split("\n\n")[0].splitlines():
         if found := re.match(r"    (\w+)(?: \(.*?\))?: (.*)", line):

@@ -69,6 +69,10 @@ def _sentence_ends(text: str) -> Iterator[int]:
             yield match.end()
 
 
+def _asks_a_server(tool: Any) -> bool:
+    return getattr(tool.searcher, "io_bound", False)
+
+
 @dataclass(eq=False)
 class SearchTool:
     """Search over a corpus of passages.
@@ -77,13 +81,14 @@ class SearchTool:
         k: passages per query.
         max_chars: characters of a passage, its title included: see `cut`.
         max_tokens: tokens of a passage, if ``tokenizer`` is given.
-        tokenizer: an `agent_envs.tool_env.TokenCounter`.
+        tokenizer: an `agent_envs.token_counter.TokenCounter`.
     """
 
     name: ClassVar[str] = "search"
     parameters: ClassVar[dict[str, Any]] = one_text("query")
     interchangeable: ClassVar[bool] = True
     ignores_case: ClassVar[bool] = True
+    io_bound = property(_asks_a_server)
 
     searcher: Searcher
     k: int = 3
@@ -95,7 +100,7 @@ class SearchTool:
     def __post_init__(self):
         for name in ("k", "max_chars"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         corpus = getattr(self.searcher, "corpus", None)  # a server keeps its own
         if corpus is not None and self.k > len(corpus):
@@ -115,11 +120,6 @@ class SearchTool:
         """Equal for tools that would find the same: environments over one index make one batch."""
         tokens = self.max_tokens, getattr(self.tokenizer, "name", None)
         return "search", id(self.searcher), self.k, self.max_chars, *tokens
-
-    @property
-    def io_bound(self) -> bool:
-        """Whether the searcher is: one that asks a server is."""
-        return getattr(self.searcher, "io_bound", False)
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """One call of the searcher for all queries; each result lists passages, a line each: see `show_passage`."""
@@ -154,6 +154,7 @@ class ReadTool:
     parameters: ClassVar[dict[str, Any]] = one_text("title")
     interchangeable: ClassVar[bool] = True
     ignores_case: ClassVar[bool] = True
+    io_bound = property(_asks_a_server)
 
     searcher: Searcher
     max_chars: int = 4000
@@ -162,11 +163,6 @@ class ReadTool:
     def batch_key(self) -> tuple:
         """Equal for tools that would read the same."""
         return "read", id(self.searcher), self.max_chars
-
-    @property
-    def io_bound(self) -> bool:
-        """Whether the searcher is: one that asks a server is."""
-        return getattr(self.searcher, "io_bound", False)
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """An article, or a part of it, each. Its passages are the ``data``."""

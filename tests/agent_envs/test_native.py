@@ -14,6 +14,7 @@ from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import Native
 from agent_envs.formats.dialects import Dialect
 from agent_envs.formats.families import FAMILIES, read_typed
+from agent_envs.formats.notations import read_calls
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
@@ -129,7 +130,6 @@ MALFORMED = {
         '<tool_call>{"name": "search", "arguments": {"query": "a"</tool_call>',
         '<tool_call>{"name": "search", "parameters": {}}</tool_call>',
         '<tool_call>["search"]</tool_call>',
-        "<tool_call></tool_call>",
         "Zug</tool_call>",
         '<tool_call>{"name": "search", "arguments": {}}</tool_call><tool_response>x</tool_response>',
         "<think>Zug",
@@ -151,13 +151,11 @@ MALFORMED = {
         '{"name": "search", "parameters": {"query": "a"}',
         '{"name": "search", "parameters": {"query": "a"}} and then',
         '{"name": "search", "parameters": {}}; {"name": "search", "parameters": {}}',  # its template writes one
-        '{"query": "a"}',
         '{"name": "search", "parameters": "a"}',
         "I call <|python_tag|>",
     ],
     "mistral": [
         '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}',
-        '[TOOL_CALLS] {"arguments": {}}',
         "[TOOL_CALLS]",
         '[TOOL_CALLS] [{"name": "search", "arguments": {}, "id": 1}]',
         "[TOOL_RESULTS] Zug",
@@ -174,7 +172,6 @@ MALFORMED = {
     "deepseek": [
         "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n[1]\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"query": "a"}<｜tool▁call▁end｜>',
     ],
     "muse": [
         "Zug",
@@ -249,7 +246,6 @@ def test_values_without_quotes_have_the_type_of_their_schema(text, schema, value
     ("kind", "old", "new", "why"),
     [
         ("plain", "", "", "does not take tools"),
-        ("gemma", "", "", "does not take tools"),
         ("hermes", "tool_call>", "invocation>", "nothing here reads calls"),
         ("hermes", "{% for call in m.tool_calls %}", "{% for call in [] %}", "leaves calls out"),
         (
@@ -321,25 +317,14 @@ def test_what_would_be_read_as_something_else_is_not_taught():
         chat_of("glm").turn_ids({"role": "assistant", "content": "", "tool_calls": [call]}, TOOLS)
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ("[search(query='it\\'s', k=2)]", {"query": "it's", "k": 2}),
-        ('<|python_start|>[search(query="a\\u00fc\\n", among=["x", {"y": None}])]<|python_end|>', None),
-        ("[search(query='a', exact=True), search(query='b')]", {"query": "a", "exact": True}),
-        ("[1, 2]", "text"),
-        ("[search(query='a')] and", "error"),
-    ],
-)
-def test_calls_in_python(text, arguments):
-    (family,) = (family for family in FAMILIES if family.name == "Llama, in Python")
-    if arguments == "error":
-        with pytest.raises(ValueError, match="nothing but the calls"):
-            Dialect(family).read(text, TOOLS)
-        return
-    response = Dialect(family).read(text, TOOLS)
-    wanted = [] if arguments == "text" else [arguments or {"query": "aü\n", "among": ["x", {"y": None}]}]
-    assert [call.arguments for call in response.calls][:1] == wanted and bool(response.text) == (arguments == "text")
+def test_calls_in_python():
+    text = "[search(query='it\\'s', k=2), search(query=\"a\\u00fc\\n\", among=['x', {'y': None}])] and"
+    calls, end = read_calls(text, 0)
+    assert text[end:] == " and"
+    assert [call.arguments for call in calls] == [
+        {"query": "it's", "k": 2},
+        {"query": "aü\n", "among": ["x", {"y": None}]},
+    ]
 
 
 @pytest.mark.parametrize("kind", FAMILY)

@@ -45,13 +45,6 @@ def test_a_draft_in_a_thought_is_no_action(kind, opening, name):
     assert "think>" in (format.parse(open_thought).error or "")
 
 
-def test_the_environment_gets_the_thought_that_the_prompt_opened():
-    chat = make_chat("qwen3.5")
-    assert chat.decode_action(chat.encode("so\n</think>\n\n<answer>x</answer>")).startswith("<think>\nso\n</think>")
-    assert chat.decode_action(chat.encode("<think>\nso\n</think>\n\n<answer>x</answer>")).count("<think>") == 1
-    assert make_chat("qwen3").decode_action(chat.encode("so")) == "so"
-
-
 IN_CHANNELS = {  # of families: a thought, and a text for the user after it
     "gpt-oss": ("<|channel|>analysis<|message|>{}", "<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     "muse": (" to=self<|message|>{}", "<|eom|><|start|>assistant", " to=user<|message|>"),
@@ -275,10 +268,9 @@ def test_the_switch_of_the_template(kind, thinking, ending, opened):
     assert chat.decode(chat.observation_ids("more", [])).endswith(ending)
 
 
-@pytest.mark.parametrize("kind", ["hermes", "r1", "llama3.1", "gemma"])
-def test_a_template_without_a_switch_is_refused(kind):
+def test_a_template_without_a_switch_is_refused():
     with pytest.raises(ValueError, match="has no switch for thoughts, got thinking 'off': leave it at auto"):
-        ChatTokens(make_tokenizer(kind), thinking="off")
+        ChatTokens(make_tokenizer("r1"), thinking="off")
 
 
 MODEL_OPENS = ("plain", "hermes", "qwen3", "drops", "llama3.1", "mistral", "glm", "gemma", "phi3")

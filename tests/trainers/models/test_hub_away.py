@@ -5,7 +5,7 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from agent_envs.tool_env import TokenCounter
+from agent_envs.token_counter import TokenCounter
 from retrieval_index.pretrained import PretrainedEncoder
 from trainers.models.loading import load_policy
 
