@@ -256,7 +256,7 @@ TRAINERS = [
     ("symptoms-add-up", "lifecycle/collapse_monitor.py", "lifecycle/test_collapse_monitor.py",
         "lasting.get(symptom, 0) + 1 if present else 0", "lasting.get(symptom, 0) + present"),
     ("eval-temperature-ignored", "lifecycle/rl_run.py", "lifecycle/test_rl_run.py",
-        "temperature=temperature, recorder", "temperature=0.0, recorder"),
+        "self.args.eval_temperature, recorder", "0.0, recorder"),
     ("warmup-ignored", "lifecycle/run.py", "test_ppo.py::test_policy_and_critic_have_learning_rates_of_their_own",
         "learning_rate_factor(self.args.schedule, self.args.warmup, share)",
         "learning_rate_factor(self.args.schedule, 0.0, share)"),

@@ -122,8 +122,7 @@ class RLRun:
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())
             recorder = self.setup.make_recorder(self.setup.title, "policy", done)
-            temperature = self.args.eval_temperature
-            row = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
+            row = self.setup.evaluate(self.args.eval_questions, "", self.args.eval_temperature, recorder)
         self._record(recorder)
         names = (self.setup.score, "f1", "support_recall", "turns", "calls", "invalid", "failed", "tool_faults")
         return {f"eval/{name}": row[name] for name in names if name in row} | {"episodes": float(self.episodes_so_far)}
@@ -156,7 +155,7 @@ class RLRun:
         self.run.close()
         recorder = setup.make_recorder(setup.title, "trained", saved, tokens=True, in_table=True)
         try:
-            row = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
+            row = setup.evaluate(self.args.final_questions, setup.title, 0.0, recorder)
         except ToolsFailed as error:
             self.run.stop(saved, error)
         self._record(recorder)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from agent_envs.utils.scripts import sample_instances
 from trainers import factory
@@ -19,9 +19,11 @@ from trainers.models.policy import Policy
 from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.collector import Collector
 from trainers.rollouts.formats import choose_format
+from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed, retry
 from trainers.runtime.progress import Progress
 from trainers.tiny.cold_start import start_policy
+from trainers.trajectory import Trajectory
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
@@ -55,6 +57,7 @@ class Setup:
         stop = self.envs.envs[0].stop
         self.engine = factory.make_engine(args.engine, self.collector.sampler, stop, args.vllm_url, args.vllm_kv_gib)
         self.recorded: list[Recorder] = []
+        self._greedy_at, self._greedy = 0, dict[int, Trajectory]()  # of the newest evaluated weights, by question
         self.rows = self._find_baselines()
         # After the baselines, which need memory for their keys and values: with several processes it is a copy.
         self.policy: Policy = ShardedPolicy(self.sampler) if distributed.world_size() > 1 else self.sampler
@@ -70,22 +73,36 @@ class Setup:
         )  # fmt: skip
         return Recorder(origin, self.pieces if tokens else None)
 
-    def evaluate(
-        self, questions: int, name: str = "", temperature: float = 0.0, recorder: Recorder | None = None
-    ) -> dict:
-        """Evaluate the newest weights on so many held-out questions; returns the row of a table. ``recorder`` takes the records
-        of the episodes.
+    def evaluate(self, questions: int, name: str, temperature: float, recorder: Recorder) -> dict:
+        """Evaluate the newest weights on so many held-out questions; returns the row of a table.
+
+        ``recorder`` takes the records of the episodes; the step of its origin tells which weights they are of.
 
         Raises:
             ToolsFailed: tools failed in more than half of the episodes, for ``tool_outage_minutes``.
         """
         self.collector.update_weights()
-        instance_ids, length = sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens
+        if self._greedy_at != recorder.origin.step:
+            self._greedy_at, self._greedy = recorder.origin.step, {}
         run = partial(
-            evaluator.run_policy, self.held_out, self.collector.sampler, self.engine, instance_ids, length, temperature,
-            recorder, roll_out=self._agent,
+            evaluator.run_policy, self.held_out, self.collector.sampler, self.engine,
+            sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens, temperature, recorder,
+            roll_out=self._agent if temperature else self._roll_out_greedily,
         )  # fmt: skip
         return self._make_row(name, lambda: run()[0])
+
+    def _roll_out_greedily(
+        self, *args: Any, questions: list[int], temperature: float, **options: Any
+    ) -> list[Trajectory]:
+        """Roll out one episode of each question; those that the same weights have had already are taken as they are.
+
+        The questions of an evaluation are a subset of the closing table's, which shows the first and the last weights.
+        """
+        known = self._greedy
+        if new := [number for number in questions if number not in known or known[number].failed]:
+            episodes = (self._agent or rollout)(*args, questions=new, temperature=temperature, **options)
+            known.update(zip(new, episodes, strict=True))
+        return [known[number] for number in questions]
 
     def close(self) -> None:
         """End what runs beside the trainer."""

@@ -2,15 +2,18 @@
 
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from trainers import grpo
+from trainers.episodes.records import EPISODES_FILE, read_episodes
 from trainers.lifecycle import run as loop_run
+from trainers.lifecycle import setup as loop_setup
 from trainers.lifecycle.rl_run import RLRun
-from trainers.lifecycle.setup import open_setup
+from trainers.lifecycle.setup import BEFORE, open_setup
 
 
 @pytest.fixture
@@ -41,13 +44,28 @@ def test_a_loop_of_ones_own(args, monkeypatch):
     args, asked = replace(args, eval_temperature=0.7, final_questions=3, out=args.out), set()
     with open_setup(args, "mine", "Mine") as setup, RLRun(setup, make_optimizer(setup)) as run:
         evaluate = setup.evaluate
-        setup.evaluate = lambda count, *a, **b: asked.add((count, b.get("temperature"))) or evaluate(count, *a, **b)
+        setup.evaluate = lambda count, *rest: asked.add((count, rest[1])) or evaluate(count, *rest)
         for step in run.steps():
             step.log({"mine/episodes": float(len(run.collect(step)))})
             clock.ahead += 1000  # an outage, which is no part of the training
             step.waited += 1000
         assert 0 < run.run.seconds < 1000
         summary = run.close()
-    assert asked == {(2, 0.7), (3, None)}  # the closing table has the task's own settings
+    assert asked == {(2, 0.7), (3, 0.0)}  # the closing table has the task's own settings
     assert summary["algorithm"] == "mine" and summary["rows"][-1]["name"] == "Mine"
     assert (args.out / "checkpoint-3").is_dir() and '"mine/episodes": 4.0' in (args.out / "metrics.jsonl").read_text()
+
+
+def test_a_question_is_rolled_out_once_by_the_same_weights(args, monkeypatch):
+    """The evaluations before and after training are part of the table's first and last row."""
+    roll_out, greedy = loop_setup.rollout, []
+    monkeypatch.setattr(loop_setup, "rollout", lambda *a, **b: greedy.append(b["questions"]) or roll_out(*a, **b))
+    args = replace(args, updates=2, eval_every=1, eval_questions=2, final_questions=3, out=args.out)
+    with open_setup(args, "mine", "Mine") as setup, RLRun(setup, make_optimizer(setup)) as run:
+        for step in run.steps():
+            run.collect(step)
+        run.close()
+    assert greedy == [[0, 1, 2], [0, 1], [0, 1], [2]]  # of the weights after 0, 1, 2 and 2 updates
+    records = [r for r in read_episodes(args.out / EPISODES_FILE) if r["phase"] == "evaluation"]
+    ours = Counter(r["step"] for r in records if r["agent"] in ("Mine", BEFORE))
+    assert ours == {0: 2 + 3, 1: 2, 2: 2 + 3}  # each evaluation has records of its own

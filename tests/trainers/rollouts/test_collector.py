@@ -123,7 +123,7 @@ def test_an_evaluation_waits_for_what_is_being_played():
     recorder = SimpleNamespace(lines=[])
     setup = SimpleNamespace(
         collector=collector, score="em", title="", make_recorder=lambda *_: recorder,
-        evaluate=lambda questions, temperature, recorder: {"em": torch.initial_seed()},
+        evaluate=lambda *_: {"em": torch.initial_seed()},
     )  # fmt: skip
     run = SimpleNamespace(
         setup=setup, args=grpo.Args(seed=5), episodes_so_far=7, _record=lambda _: None,
