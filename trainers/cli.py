@@ -3,7 +3,7 @@
 Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 """
 
-import itertools
+import argparse
 import os
 import sys
 import textwrap
@@ -74,11 +74,9 @@ def _restore(defaults: T, words: Sequence[str], command: str) -> T:
 
 def _find_value(option: str, words: Sequence[str]) -> str:
     """The value that follows an option, before the others can be understood."""
-    for word, following in itertools.zip_longest(words, words[1:]):
-        name, is_one_word, value = word.partition("=")
-        if name == option and (value or (following and not is_one_word and not following.startswith("--"))):
-            return value or following
-    return ""
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    reader.add_argument(option, dest="value", nargs="?", default="", const="")
+    return reader.parse_known_args(words)[0].value
 
 
 def _fill_in(defaults: T, program: str, description: str | None, words: Sequence[str]) -> T:

@@ -24,7 +24,7 @@ import tyro
 from agent_envs.formats import FORMATS, find_format
 from trainers import inputs
 from trainers.cli import parse
-from trainers.config import Checks, EngineName
+from trainers.config import Checks, Count, EngineName, Natural, NotNegative, Positive
 from trainers.evaluation import api_agent
 from trainers.runtime.errors import UserError
 
@@ -59,29 +59,29 @@ class Args(Checks):
     format: str = ""
     """Syntax of actions with --api: native (function calls), tags, hermes, react, ragen, or your "module:Class". Default: that
     of --env-kwargs, else native if possible."""
-    concurrency: int = 16
+    concurrency: Count = 16
     """Episodes at once with --api."""
-    timeout: float = 600
+    timeout: Positive = 600
     """Longest answer of --api before it is asked again, in seconds."""
-    samples: int = 1
+    samples: Count = 1
     """Rollouts of each question. The score is their mean; pass@k is the probability that one of k is right."""
-    temperature: float | None = None
+    temperature: NotNegative | None = None
     """Sampling temperature; 0 is greedy decoding. Default: 0, and 1 with --samples; with --api the server's own."""
     engine: EngineName = "transformers"
     """Sampler of models in this process. vLLM needs pip install -e '.[vllm]'."""
     vllm_url: tuple[str, ...] = ()
     """Address of a vLLM server, instead of vLLM in this process; with --engine vllm."""
-    vllm_kv_gib: float = 2.0
+    vllm_kv_gib: Positive = 2.0
     """Memory for keys and values of vLLM in this process, in GiB."""
-    questions: int = 500
+    questions: Natural = 500
     """Number of questions, the same for all agents; 0 for all of them (500 if they are made from seeds)."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Count | None = None
     """Longest turn, in tokens. Default: as the checkpoint was trained, else 512; with --api the server's own."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the layers. Default: as the checkpoint was trained, else float32."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Episodes at once of models in this process."""
-    max_failed: float = 0.05
+    max_failed: NotNegative = 0.05
     """Largest share of failed episodes (a tool or --api failed); above it the command exits with status 1."""
     out: Path = Path("runs/evaluation")
     """Folder of the results."""
@@ -89,18 +89,11 @@ class Args(Checks):
     def __post_init__(self):
         super().__post_init__()
         self.model = (self.model,) * bool(self.model) if isinstance(self.model, str) else tuple(self.model)
-        self.check_least(questions=0, num_envs=1, concurrency=1, samples=1, max_failed=0)
-        given = {"temperature": 0, "max_new_tokens": 1}
-        self.check_least(**{name: least for name, least in given.items() if getattr(self, name) is not None})
-        self.check_positive("timeout", "vllm_kv_gib")
-        self.check_choices()
         self.check_thinking(self.max_new_tokens)
         self.check_unused(self.api, "without api", "concurrency", "timeout")
         self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
         self.check_unused(self.here or self.api, "without a model or an api", "agent")
         self.check_unused(not self.agent, "with an agent, which asks as it likes", "format")
-        in_process = self.engine == "vllm" and not self.vllm_url
-        self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
             raise UserError("each model and each checkpoint can be named once")
         if self.vllm_url and self.engine != "vllm":

@@ -13,24 +13,19 @@ unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are tho
 from dataclasses import dataclass
 
 from trainers.cli import parse
-from trainers.config import TrainArgs
+from trainers.config import NotNegative, Share, TrainArgs
 
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
     """Train with GiGPO in a tool-using environment, beside baselines."""
 
-    step_gamma: float = 0.95
+    step_gamma: Share = 0.95
     """Discount of turn returns, from turn to turn."""
-    step_weight: float = 1.0
+    step_weight: NotNegative = 1.0
     """ω, the weight of the advantage over turns in the same state."""
     scale_by_std: bool = False
     """Divide both advantages by the standard deviation of their group, as GiGPO's paper does."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_share("step_gamma")
-        self.check_least(step_weight=0)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ episode, or a part of one if its context was rewritten.
 from dataclasses import dataclass
 
 from trainers.cli import parse
-from trainers.config import TrainArgs, option
+from trainers.config import NotNegative, Share, TrainArgs, option
 from trainers.runtime.errors import UserError
 
 
@@ -42,17 +42,15 @@ class Args(TrainArgs):
     """Divide advantages by the standard deviation of their group, as GRPO's paper does."""
     turn_credit: bool = option(False, advanced=True)
     """Compare the return from each turn on with the group's at the same turn, instead of whole episodes."""
-    turn_gamma: float = option(1.0, config_only=True)
+    turn_gamma: Share = option(1.0, config_only=True)
     """Discount from turn to turn, with turn_credit."""
-    process_weight: float = option(0.0, config_only=True)
+    process_weight: NotNegative = option(0.0, config_only=True)
     """Weight of A_turn (a turn's own reward minus the group's mean at that turn), added to A_episode. Unlike in MT-GRPO, it
     includes the outcome."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_share("turn_gamma")
         self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
-        self.check_least(process_weight=0)
         if self.turn_credit and self.process_weight:
             raise UserError("turn_credit compares the returns from each turn on already: leave out process_weight")
 

@@ -18,10 +18,7 @@ _WHAT = "give a folder, a GGUF file or a hub id"
 
 
 def check_trainer(args: TrainArgs) -> None:
-    """Check everything that the arguments of an algorithm name, and reject options without effect."""
-    if not args.resume:  # which brings the arguments of its run
-        args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
-        args.check_unused(args.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
+    """Check everything that the arguments of an algorithm name."""
     check_run(args.out, args.resume, args.report_to, args.push_to_hub)
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")

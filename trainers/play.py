@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainers import inputs
 from trainers.cli import parse
-from trainers.config import Checks
+from trainers.config import Checks, Count, Natural, NotNegative
 from trainers.runtime.errors import UserError
 
 
@@ -33,20 +33,16 @@ class Args(Checks):
     """Your question, instead of one of the split. It has no gold answer, so no scores are printed."""
     split: str = "validation"
     """Split of the questions: validation or train."""
-    seed: int | None = None
+    seed: Natural | None = None
     """Number of the episode; random by default."""
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """Sampling temperature; 0 is greedy decoding."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Count | None = None
     """Longest turn, in tokens. Default: as the checkpoint was trained, else 512."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_least(temperature=0)
-        self.check_choices()
         self.check_thinking(self.max_new_tokens)
-        least = {"seed": 0, "max_new_tokens": 1}
-        self.check_least(**{name: value for name, value in least.items() if getattr(self, name) is not None})
 
     def check_inputs(self) -> None:
         if not (self.checkpoint or self.model):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainers.cli import parse
-from trainers.config import TrainArgs, option
+from trainers.config import NotNegative, Positive, Share, TrainArgs, option
 from trainers.runtime.errors import UserError
 
 
@@ -24,22 +24,22 @@ from trainers.runtime.errors import UserError
 class Args(TrainArgs):
     """Train with PPO in a tool-using environment, beside baselines."""
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount from token to token."""
-    lam: float = 1.0
+    lam: Share = 1.0
     """λ of GAE; at 1 the advantage is the return minus the critic's estimate."""
     gae: Literal["tokens", "bi-level", "turns"] = "tokens"
     """Steps of GAE: tokens; bi-level: turns, then the tokens inside them (RAGEN); turns: one value and one advantage for each
     (Agent-R1)."""
-    turn_gamma: float = option(0.95, config_only=True)
+    turn_gamma: Share = option(0.95, config_only=True)
     """Discount from turn to turn, with gae bi-level or turns."""
-    turn_lam: float = option(1.0, config_only=True)
+    turn_lam: Share = option(1.0, config_only=True)
     """λ from turn to turn, with gae bi-level or turns."""
-    critic_lr: float = 1e-3
+    critic_lr: Positive = 1e-3
     """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
-    value_clip: float = option(0.2, config_only=True)
+    value_clip: Positive = option(0.2, config_only=True)
     """ε of the clipped value loss: the largest move of a value from its old estimate that has a gradient."""
-    value_coef: float = option(0.5, config_only=True)
+    value_coef: NotNegative = option(0.5, config_only=True)
     """Weight of the value loss, for shared layers and for the clipping of the critic's gradient."""
     share_layers: bool = option(False, advanced=True)
     """Let the critic use the policy's layers, which run once for both: an update takes 0.6 of the time."""
@@ -53,12 +53,9 @@ class Args(TrainArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_positive("critic_lr", "value_clip")
-        self.check_share("gamma", "lam", "turn_gamma", "turn_lam")
         self.check_unused(self.gae != "tokens", "with gae 'tokens'", "turn_gamma", "turn_lam")
         instead = "with gae 'turns', whose discounts are turn_gamma and turn_lam"
         self.check_unused(self.gae != "turns", instead, "gamma", "lam")
-        self.check_least(value_coef=0)
         if self.advantage_mask and not self.loss_mask:
             raise UserError("without the loss mask there is no advantage mask either: set advantage_mask = false too")
         if self.gae != "tokens" and not self.advantage_mask:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainers import inputs
 from trainers.cli import parse
-from trainers.config import Checks
+from trainers.config import Checks, Count, NotNegative
 from trainers.runtime.errors import UserError
 
 
@@ -25,16 +25,12 @@ class Args(Checks):
     """A trained model or LoRA adapter."""
     model: str = ""
     """A model: a folder, GGUF file or hub id; with --checkpoint, the base of its adapter."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """Sampling temperature of all calls; 0 is greedy decoding."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Count | None = None
     """Longest turn, in tokens. Default: as the checkpoint was trained, else 512."""
     port: int = 8001
     """Port on this machine; 0 for any free one."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_least(temperature=0)
 
     def check_inputs(self) -> None:
         """Check the models and packages that the arguments name."""

@@ -40,7 +40,6 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(kl_target=0.1), "kl_target makes no difference without kl_coef"),
     (grpo, dict(overlong_buffer=65), "overlong_buffer must be at most max_new_tokens"),
     (grpo, dict(loss="cispo", dual_clip=3.0), "dual_clip makes no difference with loss 'cispo'"),
-    (grpo, dict(loss="gspo", normalize="tokens"), "mean over sequences"),
     (grpo, dict(loss="gspo", engine="vllm"), "give importance 'tis' too"),
     (grpo, dict(loss="gspo", model="some/model", dtype="bfloat16"), "give importance 'tis' too"),
     (
@@ -68,7 +67,7 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(updates="5"), "updates must be an integer, got '5'"),
     (grpo, dict(updates=None), "updates must be an integer, got None"),
     (grpo, dict(lr="1e-4"), "lr must be a number, got '1e-4'"),
-    (grpo, dict(out=3), "out must be a path or None, got 3"),
+    (grpo, dict(out=3), "out must be a path, got 3"),
     (grpo, dict(seed=True), "seed must be an integer, got True"),
     (grpo, dict(loss_mask="no"), "loss_mask must be True or False, got 'no'"),
     (evaluate, dict(env_kwargs=[1]), r"env_kwargs must be a string, got \[1\]"),
