@@ -7,6 +7,7 @@ rewriting maps the whole conversation to a context after every turn.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 Messages = list[dict[str, str]]
@@ -19,7 +20,7 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
     """Make a rewriting by name; None if the context only grows.
 
     Args:
-        spec: ``"append"``; ``"template"``, see `Template`; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the
+        spec: ``"append"``; ``"template"``, see `keep_all`; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the
             same with a line for each earlier turn; ``"module:function"``, or a function.
 
     Raises:
@@ -30,12 +31,12 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
     if spec == "append":
         return None
     if spec == "template":
-        return Template()
+        return keep_all
     kind, _, value = str(spec).partition(":")
     if kind in _KINDS:
         if not value.isascii() or not value.isdigit() or int(value) < 1:
             raise ValueError(f"context {spec!r}: the number of turns must be 1 or more, as in '{kind}:2'")
-        return _KINDS[kind](int(value))
+        return partial(_KINDS[kind], turns=int(value))
     try:
         function = getattr(import_module(kind), value)
     except (ImportError, AttributeError, ValueError) as error:
@@ -46,39 +47,30 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
     return function
 
 
-class Template:
+def keep_all(messages: Messages) -> Messages:
     """Keep all messages, and have the chat template write them anew for each turn: it keeps or drops earlier thoughts as the
     model is used to. With "append" all that was sampled stays, and an episode is one sequence of ids."""
-
-    def __call__(self, messages: Messages) -> Messages:
-        return messages
+    return messages
 
 
-class Window:
+def keep_last(messages: Messages, turns: int) -> Messages:
     """Keep the task and the last ``turns`` turns, each with its observation."""
-
-    def __init__(self, turns: int):
-        self.turns = turns
-
-    def __call__(self, messages: Messages) -> Messages:
-        return messages if len(messages) <= 1 + 2 * self.turns else [messages[0], *messages[-2 * self.turns :]]
+    return [messages[0], *messages[1:][-2 * turns :]]
 
 
-class Summary(Window):
-    """`Window` with one line after the task for each turn left out."""
-
-    def __call__(self, messages: Messages) -> Messages:
-        kept = super().__call__(messages)
-        if len(kept) == len(messages):
-            return messages
-        left_out = messages[1 : len(messages) - 2 * self.turns]
-        pairs = zip(left_out[::2], left_out[1::2], strict=True)
-        lines = [f"{n}. {_short(turn)} -> {_short(back)}" for n, (turn, back) in enumerate(pairs, 1)]
-        task = messages[0]["content"] + "\n\nYour turns before, in short:\n" + "\n".join(lines)
-        return [{"role": "user", "content": task}, *kept[1:]]
+def summarise(messages: Messages, turns: int) -> Messages:
+    """`keep_last` with one line after the task for each turn left out."""
+    task, *kept = keep_last(messages, turns)
+    left_out = messages[1 : len(messages) - len(kept)]
+    if not left_out:
+        return messages
+    pairs = zip(left_out[::2], left_out[1::2], strict=True)
+    lines = [f"{n}. {_short(turn)} -> {_short(back)}" for n, (turn, back) in enumerate(pairs, 1)]
+    told = task["content"] + "\n\nYour turns before, in short:\n" + "\n".join(lines)
+    return [{"role": "user", "content": told}, *kept]
 
 
-_KINDS = {"window": Window, "summary": Summary}
+_KINDS = {"window": keep_last, "summary": summarise}
 
 
 def _short(message: dict[str, str]) -> str:

@@ -22,7 +22,6 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -198,24 +197,19 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> tuple[tuple[str, ...], frozenset[str]]:
+def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> tuple[list[str], set[str]]:
     """The normalised golds that are not empty, and the others as written, in lower case."""
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")
-    return _normalize_once(tuple(golds), normalize)
-
-
-@lru_cache(maxsize=4096)
-def _normalize_once(golds: tuple[str, ...], normalize: Normalizer) -> tuple[tuple[str, ...], frozenset[str]]:
     normalized = [(gold, normalize(gold)) for gold in golds]
     # Not so "none" as a number: other normalizers leave something of it.
     bare = (gold.strip().lower() for gold, left in normalized if not left and not normalize_answer(gold))
-    return tuple(left for _, left in normalized if left), frozenset(bare) - {""}
+    return [left for _, left in normalized if left], {*bare} - {""}
 
 
-def _is_bare(prediction: str, bare: frozenset[str]) -> bool:
+def _is_bare(prediction: str, bare: set[str]) -> bool:
     """Whether the prediction is written as a gold that nothing is left of."""
-    return bool(bare) and prediction.strip().lower() in bare
+    return prediction.strip().lower() in bare
 
 
 def _score_one(predicted: str, gold: str) -> Scores:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
 
-from agent_envs.context import Messages, Rewriting, Template, make_context
+from agent_envs.context import Messages, Rewriting, keep_all, make_context
 from agent_envs.formats import Format, make_format
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
@@ -336,7 +336,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         grown, self._shown = self._shown + latest, self.context([dict(message) for message in self._messages])
         if not isinstance(self._shown, list) or not all({"role", "content"} <= set(m) for m in self._shown):
             raise ValueError("a context is a list of messages, each with a role and a content")
-        if self._shown == grown and not isinstance(self.context, Template):
+        if self._shown == grown and self.context is not keep_all:
             return {}
         chat: list[dict[str, Any]] = [dict(self._shown[0])]
         for message in self._shown[1:]:

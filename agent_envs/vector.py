@@ -93,16 +93,16 @@ class ToolVectorEnv(VectorEnv):
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
         if not self._begun.any():
             raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
-        ready = np.array([action is not None for action in actions])
-        finished = (self._terminated | self._truncated) & ready
-        if self.autoreset_mode is AutoresetMode.DISABLED and finished.any():
+        pending = {i: action for i, action in enumerate(actions) if action is not None}
+        over = self._terminated | self._truncated
+        finished = [i for i in pending if over[i]]
+        if self.autoreset_mode is AutoresetMode.DISABLED and finished:
             warnings.warn(
-                f"environment {_places(finished)[0]} has ended, so its action is ignored: this vector resets nothing by itself. "
+                f"environment {finished[0]} has ended, so its action is ignored: this vector resets nothing by itself. "
                 "Give None for its action, reset(options={'reset_mask': mask}), or make it with autoreset_mode='NEXT_STEP'",
                 stacklevel=2,
             )
-        pending = {i: action for i, action in enumerate(actions) if action is not None}
-        acting = _places(self._begun & ready & ~finished)
+        acting = [i for i in pending if self._begun[i] and not over[i]]
         turns = {i: self.envs[i].parse(pending[i], i in cut) for i in acting}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
         rewards = np.zeros(self.num_envs)
@@ -113,7 +113,7 @@ class ToolVectorEnv(VectorEnv):
         terminated, truncated = self._terminated.copy(), self._truncated.copy()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             terminated[finished] = truncated[finished] = False
-            infos |= {i: self._reset_one(i) for i in _places(finished)}
+            infos |= {i: self._reset_one(i) for i in finished}
         elif self.autoreset_mode is AutoresetMode.SAME_STEP:
             for i in _places(terminated | truncated):
                 last = {"final_obs": self._observations[i], "final_info": infos[i]}

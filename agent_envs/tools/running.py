@@ -46,35 +46,33 @@ class Tool(Protocol):
 
 
 Request = tuple[Mapping[str, Tool], ToolCall]
+_Queue = list[tuple[int, Tool, dict[str, Any]]]  # of calls: number of the request, tool, arguments
 
 
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
     An unknown tool, arguments that do not fit and `ToolError` give a result with an error message. A tool that raises anything
     else, or returns no result, gives its own call a ``fault``. Lone surrogates in arguments become "?"."""
-    requests = [(tools, _with_unicode(call)) for tools, call in requests]
     results: dict[int, ToolResult] = {}  # by number of the request
-    queues: dict[Hashable, list[int]] = {}  # numbers of requests by batch key
+    queues: dict[Hashable, _Queue] = {}  # by batch key
     for i, (tools, call) in enumerate(requests):
-        tool = tools.get(call.name)
+        call, tool = _with_unicode(call), tools.get(call.name)
         if tool is None:
             results[i] = ToolResult(f"There is no tool {call.name!r}; there are: {', '.join(tools)}.", ok=False)
         elif rejection := _reject(tool, call):
             results[i] = rejection
         else:
             key = getattr(tool, "batch_key", None)
-            queues.setdefault(id(tool) if key is None else key, []).append(i)
-    io_bound = [key for key, queue in queues.items() if getattr(_tool(requests[queue[0]]), "io_bound", False)]
-    threaded = io_bound if len(queues) > 1 else []
-    threads = [Thread(target=_run_queue, args=(requests, queues[key], results), daemon=True) for key in threaded]
+            queues.setdefault(id(tool) if key is None else key, []).append((i, tool, call.arguments))
+    waiting = [key for key, queue in queues.items() if len(queues) > 1 and getattr(queue[0][1], "io_bound", False)]
+    threads = [Thread(target=_run_queue, args=(queues.pop(key), results), daemon=True) for key in waiting]
     for thread in threads:
         thread.start()
-    for key, queue in queues.items():
-        if key not in threaded:
-            _run_queue(requests, queue, results)
+    for queue in queues.values():
+        _run_queue(queue, results)
     for thread in threads:
         thread.join()
-    return [results[i] for i in range(len(requests))]
+    return [results[i] for i in sorted(results)]
 
 
 def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
@@ -86,23 +84,15 @@ def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
     return ToolResult(f"{call.name}: {problem}", ok=False) if problem else None
 
 
-def _tool(request: Request) -> Tool:
-    tools, call = request
-    return tools[call.name]
-
-
-def _executor(request: Request) -> Hashable:
-    """What runs the call: calls in a queue that follow each other and have the same one are one batch."""
-    tool = _tool(request)
+def _executor(tool: Tool) -> Hashable:
+    """What runs the calls of a tool: those in a queue that follow each other and have the same one are one batch."""
     return tool.name if getattr(tool, "interchangeable", False) else id(tool)
 
 
-def _run_queue(requests: list[Request], queue: list[int], results: dict[int, ToolResult]) -> None:
-    for _, group in groupby(queue, key=lambda i: _executor(requests[i])):
-        batch = list(group)
-        tool = _tool(requests[batch[0]])
-        for i, result in zip(batch, _run_batch(tool, [requests[i][1].arguments for i in batch]), strict=True):
-            results[i] = result
+def _run_queue(queue: _Queue, results: dict[int, ToolResult]) -> None:
+    for _, group in groupby(queue, key=lambda one: _executor(one[1])):
+        numbers, tools, arguments = zip(*group, strict=True)
+        results.update(zip(numbers, _run_batch(tools[0], list(arguments)), strict=True))
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
