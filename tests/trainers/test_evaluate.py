@@ -51,7 +51,7 @@ def test_every_question_is_rolled_out_once_however_many_environments_there_are(m
 class Parrot:
     """An engine that ends the turns of each wave with the same words."""
 
-    max_length = math.inf
+    max_length, processed = math.inf, None
 
     def __init__(self, policy, *texts):
         self.policy, self.texts, self.prompts = policy, iter(texts), []

@@ -33,6 +33,10 @@ class CallRefused(Exception):
         super().__init__(message)
         self.status, self.code = status, code
 
+    def as_json(self) -> dict[str, Any]:
+        """The error in the API's form."""
+        return {"message": str(self), "type": "invalid_request_error", "param": None, "code": self.code}
+
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
@@ -70,15 +74,16 @@ class Call:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Row:
-    """A call that was answered: its messages with the answer, and the ids of all of them, the sampled ones last."""
+    """A call that was answered, for others to extend."""
 
-    keys: list[_Key]
-    tools: list[dict[str, Any]]
+    keys: list[_Key]  # of its messages and the answer
+    call: Call
     message: Message  # the answer
-    ids: list[int] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    number: int = 0
+    step: Step
     extended: bool = False
+
+
+ENDED = CallRefused(403, "the episode of this key has ended", "episode_ended")
 
 
 class CallLog:
@@ -87,7 +92,7 @@ class CallLog:
     Calls are begun and finished by one thread at a time; rewards come from any.
 
     Args:
-        max_calls: later ones are refused, as are all after `close`.
+        max_calls: later ones are refused.
         keep: answered calls that later ones may extend; None for all.
         shown: makes a message as records show it.
 
@@ -103,7 +108,7 @@ class CallLog:
         shown: Callable[[Message], Message] = lambda message: message,
     ):  # fmt: skip
         self.trajectory, self.max_calls, self.calls, self.rows, self.edits = trajectory, max_calls, 0, 0, 0
-        self.refused, self.closed = "", False
+        self.refused = ""
         self.before_turn: Callable[[], Any] = lambda: None
         self._escape = shown
         self._answered: deque[_Row] = deque(maxlen=keep)
@@ -114,15 +119,13 @@ class CallLog:
 
     def admit(self, call: Call) -> None:
         """Give a call its place, and the row that it extends. Raises CallRefused."""
-        if self.closed:
-            raise CallRefused(403, "the episode of this key has ended", "episode_ended")
         if self.calls >= self.max_calls:
             self.refused = f"the episode has had its {self.max_calls} calls"
             raise CallRefused(400, self.refused, "calls_exceeded")
         self.calls += 1
         call.place = self.calls
         call.keys = [_key_of(message) for message in call.messages]
-        fitting = [row for row in self._answered if row.tools == call.tools and _extends(call.keys, row.keys)]
+        fitting = [row for row in self._answered if row.call.tools == call.tools and _extends(call.keys, row.keys)]
         call.row = max(fitting, key=lambda row: len(row.keys), default=None)
 
     def attach(self, call: Call) -> None:
@@ -133,15 +136,15 @@ class CallLog:
         else:
             call.row.extended = True
 
-    def add(self, call: Call, row: _Row, step: Step, error: str, was_cut: bool) -> None:
-        """Add an answered call to the trajectory. ``error``: why its turn is malformed, or ""."""
+    def add(self, call: Call, message: Message, step: Step, error: str, was_cut: bool) -> None:
+        """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
         known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
         self.rows += call.starts
-        self._answered.append(row)
+        self._answered.append(_Row(keys=[*call.keys, _key_of(message)], call=call, message=message, step=step))
         new = [self._escape(_shown(each)) for each in call.messages[known:]]
         if not known and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
             new.insert(0, {"role": "system", "content": ""})
-        label, message = self.before_turn(), row.message
+        label = self.before_turn()
         with self._lock:
             trajectory.messages += new
             seen = {"message": len(trajectory.messages), "observation": new[-1]["content"]}
@@ -176,10 +179,6 @@ class CallLog:
                 turn["reward_terms"][name] = turn["reward_terms"].get(name, 0.0) + paid
                 trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + paid
 
-    def close(self) -> None:
-        """Refuse all calls from now on."""
-        self.closed = True
-
 
 class Session(CallLog):
     """The calls of one episode that the policy here answers, as rows of token ids.
@@ -213,7 +212,7 @@ class Session(CallLog):
             )
             raise CallRefused(400, self.refused, "context_length_exceeded")
         self.attach(call)
-        call.number = self._number() if call.row is None or call.starts else call.row.number
+        call.number = self._number() if call.row is None or call.starts else call.row.call.number
         if self._seed is not None:
             prompt = array("q", call.prompt).tobytes()
             self._prompts[prompt] += 1
@@ -227,10 +226,7 @@ class Session(CallLog):
             count = 1 + bisect_left(range(1, len(tokens)), True, key=lambda n: self._has_stop(tokens[:n], call.stop))
             tokens, logprobs, was_cut = tokens[:count], logprobs[:count], False
         message, error = self._read(call, tokens, was_cut, stopped)
-        step = Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs)
-        row = make_row(call, message)
-        row.ids, row.sampled, row.number = call.prompt + tokens, tokens, call.number
-        self.add(call, row, step, error, was_cut)
+        self.add(call, message, Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs), error, was_cut)
         reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
         return Turn(
             message=message, finish_reason=reason, prompt_tokens=len(call.prompt), completion_tokens=len(tokens),
@@ -248,7 +244,7 @@ class Session(CallLog):
             for message in call.messages[len(row.keys) :]
         ]
         try:
-            return row.ids + self.policy.observation_ids(new, row.sampled, tools)
+            return row.step.prompt + row.step.tokens + self.policy.observation_ids(new, row.step.tokens, tools)
         except ValueError:  # a template that cannot append such messages
             call.row = None
             return self.policy.conversation_ids(call.messages, tools)
@@ -276,11 +272,6 @@ class Session(CallLog):
             thoughts, content, error = [], text, str(problem)
         message = {"role": "assistant", "content": content.strip()}
         return message | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), error
-
-
-def make_row(call: Call, message: Message) -> _Row:
-    """A call with its answer, for others to extend."""
-    return _Row(keys=[*call.keys, _key_of(message)], tools=call.tools, message=message)
 
 
 def seed_of(episode: int, prompt: bytes, times: int) -> int:
@@ -340,6 +331,6 @@ def _extends(longer: Sequence[_Key], shorter: Sequence[_Key]) -> bool:
 def _is_edited(call: Call, row: _Row) -> bool:
     """Whether a call has all messages of an earlier one, and another turn of the assistant's after them than was sampled."""
     place = len(row.keys) - 1
-    if row.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
+    if row.call.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
         return False
     return call.keys[place][0] == "assistant" and call.keys[place] != row.keys[place]

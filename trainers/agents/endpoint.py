@@ -6,7 +6,7 @@
     POST /v1/tools/NAME         a tool of the episode's environment, for programs that are no Python function
     POST /v1/reward             {"reward": 0.5} pays for the turn before
 
-Errors are {"error": {"message", "code"}}. A stream is sent once its turn is complete. Needs the extra `[agents]`.
+Refusals are {"error": {"message", "code"}}. A stream (of chat) is sent once its turn is complete. Needs the extra `[agents]`.
 """
 
 import asyncio
@@ -14,22 +14,27 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from agent_envs.formats.base import Malformed
 from agent_envs.formats.json_text import read_object
 from retrieval_index.server import CLIENT_GONE, CONNECTION_LIMITS, read_body
 from trainers.agents.calls import Call, CallRefused, Message, Turn, text_of
-from trainers.agents.responses import read_request, write_events, write_response
+from trainers.agents.responses import read_request, write_response
 
 MODEL = "policy"
 BODY_BYTES = 16 * 2**20
+_ONLY: dict[str, tuple[Any, str]] = {
+    "n": (1, "make several calls"),
+    "response_format": ({"type": "text"}, "sampling is not constrained"),
+    "functions": ([], "use tools"),
+}
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -46,20 +51,19 @@ class Callee(Protocol):
         """Pay for the turn before."""
 
 
+Find = Callable[[str], Callee | None]  # the episode of a key; None if there is none
+
+
 class Endpoint:
-    """A server in a thread. ``find``: the episode of a key; None if there is none.
+    """A server in a thread.
 
     Attributes:
         url: the base URL for clients.
     """
 
-    def __init__(self, find: Callable[[str], Callee | None], port: int = 0):
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(find), port=port, log_level="warning", **CONNECTION_LIMITS | {"limit_concurrency": None}
-            )
-        )
-        self._server.config.timeout_graceful_shutdown = 1
+    def __init__(self, find: Find, port: int = 0):
+        limits = CONNECTION_LIMITS | {"limit_concurrency": None, "timeout_graceful_shutdown": 1}
+        self._server = uvicorn.Server(uvicorn.Config(make_app(find), port=port, log_level="warning", **limits))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
@@ -74,13 +78,9 @@ class Endpoint:
         self._thread.join(5)
 
 
-def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
+def make_app(find: Find) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="policy", openapi_url=None)
-
-    def callee_of(request: Request) -> Callee:
-        return find_callee(find, request.headers.get("authorization", "").removeprefix("Bearer ").strip())
-
     _answer_errors(app)
 
     @app.get("/v1/models")
@@ -89,32 +89,21 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> Response:
-        callee = callee_of(request)
         body = await read_json(request)
-        call = read_call(body)
-        callee.submit(call)
-        turn = await asyncio.wrap_future(call.answer)
+        turn = await asyncio.wrap_future(submit(find, _key_of(request), read_call(body)).answer)
         if body.get("stream"):
-            options = body.get("stream_options")
-            chunks = _write_chunks(turn, body, isinstance(options, dict) and bool(options.get("include_usage")))
-            return StreamingResponse(chunks, media_type="text/event-stream")
+            return Response("".join(_write_chunks(turn, body)), media_type="text/event-stream")
         return JSONResponse(write_completion(turn, body))
 
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
-        callee = callee_of(request)
         body = await read_json(request)
-        call = read_call(read_request(body))
-        callee.submit(call)
-        response = write_response(await asyncio.wrap_future(call.answer), body)
-        if body.get("stream"):
-            return StreamingResponse(write_events(response), media_type="text/event-stream")
-        return JSONResponse(response)
+        call = submit(find, _key_of(request), read_call(read_request(body)))
+        return JSONResponse(write_response(await asyncio.wrap_future(call.answer), body))
 
     @app.post("/v1/tools/{name}")
     async def use_tool(request: Request, name: str) -> Response:
-        callee = callee_of(request)
-        arguments = await read_json(request)
+        callee, arguments = find_callee(find, _key_of(request)), await read_json(request)
         try:
             return JSONResponse({"result": await asyncio.to_thread(callee.call_tool, name, arguments)})
         except LookupError as error:
@@ -122,7 +111,7 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
 
     @app.post("/v1/reward")
     async def reward(request: Request) -> Response:
-        callee, body = callee_of(request), await read_json(request)
+        callee, body = find_callee(find, _key_of(request)), await read_json(request)
         if not isinstance(value := body.get("reward"), int | float):
             raise CallRefused(400, f"reward must be a number, got {value!r}")
         callee.reward(float(value))
@@ -140,22 +129,27 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise CallRefused(400, str(problem)) from None
 
 
-def find_callee(find: Callable[[str], Callee | None], key: str) -> Callee:
+def find_callee(find: Find, key: str) -> Callee:
     """The episode of a key. Raises CallRefused if there is none."""
     if (callee := find(key)) is None:
         raise CallRefused(401, "the key is of no episode that is running", "invalid_api_key")
     return callee
 
 
+def submit(find: Find, key: str, call: Call) -> Call:
+    """Have a call answered by the episode of a key. Raises CallRefused."""
+    find_callee(find, key).submit(call)
+    return call
+
+
+def _key_of(request: Request) -> str:
+    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+
+
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(CallRefused)
     async def refuse(request: Request, error: CallRefused) -> Response:
-        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
-        return JSONResponse({"error": told}, error.status, {"x-should-retry": "false"})
-
-    @app.exception_handler(HTTPException)
-    async def fail(request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": {"message": error.detail, "code": None}}, error.status_code, error.headers)
+        return JSONResponse({"error": error.as_json()}, error.status, {"x-should-retry": "false"})
 
     @app.exception_handler(ClientDisconnect)
     async def leave(request: Request, error: ClientDisconnect) -> Response:
@@ -164,12 +158,9 @@ def _answer_errors(app: FastAPI) -> None:
 
 def read_call(body: Mapping[str, Any]) -> Call:
     """A request of the API. Raises CallRefused for what cannot be answered as it is meant; the docs list what is ignored."""
-    if body.get("n") not in (None, 1):
-        raise CallRefused(400, f"n must be 1, got {body['n']!r}: make several calls")
-    if body.get("response_format") not in (None, {"type": "text"}):
-        raise CallRefused(400, "response_format must be text: sampling is not constrained here")
-    if body.get("functions"):
-        raise CallRefused(400, "functions cannot be used here: use tools")
+    for name, (only, advice) in _ONLY.items():
+        if body.get(name) not in (None, only):
+            raise CallRefused(400, f"{name} must be {only!r} here, got {body[name]!r:.200}: {advice}")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise CallRefused(400, "messages must be a list of objects, one at least")
@@ -223,21 +214,13 @@ def write_completion(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": kind,
-        "created": 0,
-        "model": str(body.get("model") or MODEL),
-    }
+    id, model = f"chatcmpl-{secrets.token_hex(12)}", str(body.get("model") or MODEL)
+    return {"id": id, "object": kind, "created": 0, "model": model}
 
 
 def _usage(turn: Turn) -> dict[str, int]:
-    sampled = turn.completion_tokens
-    return {
-        "prompt_tokens": turn.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": turn.prompt_tokens + sampled,
-    }
+    prompt, sampled = turn.prompt_tokens, turn.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _logprobs(turn: Turn) -> dict[str, Any] | None:
@@ -249,8 +232,8 @@ def _logprobs(turn: Turn) -> dict[str, Any] | None:
     return {"content": tokens, "refusal": None}
 
 
-async def _write_chunks(turn: Turn, body: Mapping[str, Any], with_usage: bool) -> AsyncIterator[str]:
-    """The turn as a stream: its message, why it ended, and its usage."""
+def _write_chunks(turn: Turn, body: Mapping[str, Any]) -> Iterator[str]:
+    """The turn as a stream: its message, why it ended, and its usage if that is asked for."""
     delta = dict(turn.message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
@@ -258,6 +241,6 @@ async def _write_chunks(turn: Turn, body: Mapping[str, Any], with_usage: bool) -
     for part, reason, logprobs in parts:
         choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": logprobs}
         yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
-    if with_usage:
+    if (body.get("stream_options") or {}).get("include_usage"):
         yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(turn)})}\n\n"
     yield "data: [DONE]\n\n"

@@ -15,14 +15,13 @@ import re
 import shlex
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +31,13 @@ from trainers.agents.task_file import find_function
 from trainers.runtime.errors import UserError
 
 if TYPE_CHECKING:
+    import ssl
+
+    from trainers.agents.client import Find
     from trainers.agents.tasks import Episode, Task
 
 AT_ONCE = 64  # processes
 MOST_OUTPUT = 2**20  # bytes of a command's result
-_NO_LIMITS = httpx.Limits(max_connections=None)
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
@@ -49,7 +50,7 @@ class Function:
     function returns, where the task has no other score.
 
     Attributes:
-        kinds: of its clients, `trainers.agents.client.make_clients`; by default those of `openai`.
+        find: the episode of a key, to which its clients can hand calls without HTTP.
     """
 
     def __init__(self, name: str):
@@ -58,19 +59,8 @@ class Function:
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
         self.files = [inspect.getsourcefile(self._function) or ""]
-
         self._is_async = inspect.iscoroutinefunction(self._function)
-        self.kinds: tuple[Any, Any] | None = None
-
-    @cached_property
-    def _certificates(self) -> ssl.SSLContext:
-        return httpx.create_ssl_context()  # one for all clients: to make one takes 20 ms
-
-    @cached_property
-    def _http(self) -> Any:
-        import openai
-
-        return openai.DefaultHttpxClient(limits=_NO_LIMITS, timeout=None, verify=self._certificates)
+        self.find: Find | None = None
 
     def run(self, task: Task) -> Any:
         """What the function returns for a task."""
@@ -80,11 +70,15 @@ class Function:
     def _make_client(self, task: Task) -> Any:
         import openai
 
-        kinds, http = self.kinds or (openai.OpenAI, openai.AsyncOpenAI), self._http
-        if self._is_async:  # which belongs to the event loop of its episode
-            http = openai.DefaultAsyncHttpxClient(limits=_NO_LIMITS, timeout=None, verify=self._certificates)
-        options = {"base_url": task.base_url, "api_key": task.api_key, "http_client": http}
-        return kinds[self._is_async](**options, max_retries=0, timeout=None)
+        from trainers.agents.client import connect
+
+        kind: Any = openai.AsyncOpenAI if self._is_async else openai.OpenAI
+        http: Any = openai.DefaultAsyncHttpxClient if self._is_async else openai.DefaultHttpxClient
+        options = {"base_url": task.base_url, "api_key": task.api_key, "max_retries": 0, "timeout": None}
+        client = kind(**options, http_client=http(timeout=None, verify=_read_certificates()))
+        if self.find:
+            connect(client, self.find)
+        return client
 
     def cancel(self, task: Task) -> None:
         """Nothing ends a thread: its next call is refused."""
@@ -142,11 +136,8 @@ def run_program(program: Program, task: Task, episode: Episode) -> None:
         episode.finish(program.run(task), program.reward)
     except ProgramFailed as error:
         episode.fail(str(error))
-    except BaseException as error:  # a program may raise anything, SystemExit among it
-        place = error.__traceback__
-        while place and place.tb_next and place.tb_frame.f_code.co_filename == __file__:
-            place = place.tb_next  # it begins in the program
-        episode.fail("".join(traceback.format_exception(error.with_traceback(place))))
+    except BaseException:  # a program may raise anything, SystemExit among it
+        episode.fail(traceback.format_exc())
 
 
 def load_program(agent: str) -> Program:
@@ -158,6 +149,11 @@ def fingerprint(agent: str) -> str:
     """A digest of the file of a function, or of those that a command names. What these import is not looked at."""
     files = [Path(name) for name in load_program(agent).files]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+@lru_cache(1)
+def _read_certificates() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # one for all clients: to make one takes 20 ms
 
 
 def _read_result(output: str) -> Any:

@@ -3,9 +3,8 @@
 It holds text and function calls. Nothing is kept between requests: ``input`` is the whole conversation each time.
 """
 
-import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainers.agents.calls import CallRefused, Message, Turn, text_of
@@ -21,6 +20,8 @@ def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
         raise CallRefused(
             400, f"{kept[0]} cannot be used: nothing is kept here, so send the whole conversation as input"
         )
+    if body.get("stream"):
+        raise CallRefused(400, "a response comes in one piece here: leave out stream, or use chat completions")
     items, tools, text = body.get("input"), body.get("tools") or [], body.get("text")
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -93,38 +94,6 @@ def write_response(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
             "total_tokens": turn.prompt_tokens + sampled,
         },
     }  # fmt: skip
-
-
-async def write_events(response: dict[str, Any]) -> AsyncIterator[str]:
-    """A response as the stream of events that builds it, each part in one piece."""
-    events: list[Item] = [{"type": "response.created", "response": response | {"status": "in_progress", "output": []}}]
-    for index, item in enumerate(response["output"]):
-        at = {"output_index": index, "item_id": item["id"]}
-        events.append(
-            {"type": "response.output_item.added", "output_index": index, "item": item | _EMPTY[item["type"]]}
-        )
-        if item["type"] == "message":
-            (part,), at = item["content"], at | {"content_index": 0}
-            text = {"logprobs": []} | at
-            events += [
-                {"type": "response.content_part.added", "part": part | {"text": ""}, **at},
-                {"type": "response.output_text.delta", "delta": part["text"], **text},
-                {"type": "response.output_text.done", "text": part["text"], **text},
-                {"type": "response.content_part.done", "part": part, **at},
-            ]
-        elif item["type"] == "function_call":
-            arguments, name = item["arguments"], item["name"]
-            events += [
-                {"type": "response.function_call_arguments.delta", "delta": arguments, **at},
-                {"type": "response.function_call_arguments.done", "arguments": arguments, "name": name, **at},
-            ]
-        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    events.append({"type": f"response.{response['status']}", "response": response})
-    for number, event in enumerate(events):
-        yield f"event: {event['type']}\ndata: {json.dumps(event | {'sequence_number': number})}\n\n"
-
-
-_EMPTY: dict[str, Item] = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"content": []}}
 
 
 def _make_id(kind: str) -> str:

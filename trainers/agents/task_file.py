@@ -1,9 +1,9 @@
 """Tasks of a user's own file, as an environment: what a program returns is scored by a function, or by itself."""
 
-import importlib
 import json
 import math
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -52,8 +52,8 @@ class TaskEnv(ToolEnv):
         number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
         self.task: dict[str, Any] = self.questions[number]
         self.outcome: Outcome = {"reward": 0.0}
-        text = next((str(self.task[name]) for name in ("question", "prompt", "task") if name in self.task), None)
-        return text or json.dumps(self.task, ensure_ascii=False), {"source": f"local:{self.path}"}
+        text = str(self.task.get("question") or json.dumps(self.task, ensure_ascii=False))
+        return text, {"source": self.describe_source()}
 
     def describe_source(self) -> str:
         return f"local:{self.path}"
@@ -106,17 +106,12 @@ def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
 
 def find_function(name: str) -> Callable[..., Any]:
     """A function by "module:function". Raises UserError if there is none."""
-    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:  # as with `python -m`
         sys.path.append(os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports another one that is not
-        raise UserError(f"there is no module {module!r} for {name!r}, in this folder or installed") from error
-    except AttributeError as error:
-        raise UserError(f"the module {module!r} has no {attribute!r}, for {name!r}") from error
+        found = pkgutil.resolve_name(name)
+    except (ValueError, ModuleNotFoundError, AttributeError) as error:
+        raise UserError(f"there is no function {name!r} in this folder or installed: {error}") from error
     if not callable(found):
         raise UserError(f"{name} is no function, got {type(found).__name__}")
     return found

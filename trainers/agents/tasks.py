@@ -10,7 +10,7 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import Tool, run_calls
 from agent_envs.types import CUT, ToolCall, Turn
 from agent_envs.utils.scripts import EpisodeRecorder
-from trainers.agents.calls import CallLog
+from trainers.agents.calls import Call, CallLog
 from trainers.agents.task_file import TaskEnv
 from trainers.trajectory import Trajectory
 
@@ -18,26 +18,20 @@ Log = TypeVar("Log", bound=CallLog)
 
 
 class Task:
-    """What a program gets: ``task["question"]``, or ``task.question``, and the other fields.
+    """What a program gets: ``task["question"]`` and the other fields.
 
     Attributes:
         tools: the environment's tools as functions, each with its ``schema`` for the API.
         base_url, api_key: of the endpoint, for clients other than the one that a function is given.
     """
 
-    def __init__(self, fields: dict[str, Any], episode: "Episode", base_url: str, api_key: str):
+    def __init__(self, episode: "Episode", base_url: str, api_key: str):
         self.tools = [ToolFunction(tool, episode) for tool in episode.env.tools.values()]
-        self._fields = {"tools": self.tools, **fields}
+        self._fields = {"tools": self.tools, **_describe(episode.env)}
         self._episode, self.base_url, self.api_key = episode, base_url, api_key
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["_fields"][name]
-        except KeyError:
-            raise AttributeError(f"the task has no {name!r}; it has: {', '.join(self._fields)}") from None
 
     def reward(self, value: float) -> None:
         """Pay for the latest call."""
@@ -46,6 +40,13 @@ class Task:
     def described(self) -> dict[str, Any]:
         """The task as JSON, with the schemas of the tools."""
         return self._fields | {"tools": [tool.schema for tool in self.tools]}
+
+
+def _describe(env: ToolEnv) -> dict[str, Any]:
+    """What a program is told of its task: a file's tasks are the user's own; of an environment's it gets no answers."""
+    if isinstance(env, TaskEnv):
+        return dict(env.task)
+    return {"question": env.first_observation, "instructions": env.instructions}
 
 
 class ToolFunction:
@@ -70,6 +71,7 @@ class Episode(Generic[Log]):
     Attributes:
         running, waiting, since: whether the program runs, how many of its calls wait, and since when none does, or it began.
         ended: the trajectory is complete.
+        submit: has a call answered.
         cancel: ends the program, as far as that can be done.
     """
 
@@ -77,6 +79,7 @@ class Episode(Generic[Log]):
         self.number, self.env, self.session = number, env, session
         self.running, self.waiting, self.since, self.ended = False, 0, 0.0, False
         self._recorder, self._done, self._lock = recorder, False, Lock()
+        self.submit: Callable[[Call], None]
         self.cancel: Callable[[], None] = lambda: None
         session.before_turn = env.anchor
 
@@ -84,12 +87,6 @@ class Episode(Generic[Log]):
     def trajectory(self) -> Trajectory:
         """Trajectory of the episode."""
         return self.session.trajectory
-
-    def fields(self) -> dict[str, Any]:
-        """What the program is told of its task. A file's tasks are the user's own; of an environment's it gets no answers."""
-        if isinstance(self.env, TaskEnv):
-            return dict(self.env.task)
-        return {"question": self.env.first_observation, "instructions": self.env.instructions}
 
     def reward(self, value: float) -> None:
         """Pay for the latest call. Raises ValueError if it is no finite number."""
@@ -144,7 +141,6 @@ class Episode(Generic[Log]):
             self.env.fits = lambda *_: False
             self._step(CUT)  # which costs nothing, and is scored
         trajectory, session, metric = self.trajectory, self.session, self.env.PRIMARY_METRIC
-        session.close()
         trajectory.truncated |= not self._done
         trajectory.failed |= bool(trajectory.tool_faults)
         trajectory.info = {metric: 0.0, **trajectory.info, "rows": session.rows, "edits": session.edits}

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
-from trainers.agents.calls import Call, CallLog, CallRefused, Message, Turn, cut_at, make_row
+from trainers.agents.calls import ENDED, Call, CallLog, CallRefused, Message, Turn, cut_at
 from trainers.agents.endpoint import Endpoint
 from trainers.agents.programs import load_program, run_program
 from trainers.agents.tasks import Episode, Task
@@ -23,6 +23,7 @@ from trainers.evaluation.api_messages import Form
 from trainers.trajectory import Step, Trajectory
 
 _OURS = {"model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}  # not passed on
+_BROKEN_OFF = "the evaluation was broken off"
 
 
 class ApiProgram:
@@ -36,15 +37,15 @@ class ApiProgram:
 
     def __init__(self, agent: str, api: ApiAgent, timeout: float = 300.0, max_calls: int = 50):
         self._program, self._api, self._timeout, self._max_calls = load_program(agent), api, timeout, max_calls
-        self._callees: dict[str, _Callee] = {}
+        self._episodes: dict[str, Episode] = {}
         self._closed = False
-        self._endpoint = Endpoint(lambda key: self._callees.get(key))
+        self._endpoint = Endpoint(self._episodes.get)
 
     def close(self) -> None:
         """End all episodes, and the endpoint."""
         self._closed = True
-        for callee in list(self._callees.values()):
-            callee.end("the evaluation was broken off")
+        for episode in list(self._episodes.values()):
+            episode.fail(_BROKEN_OFF)
         self._endpoint.close()
 
     def run_episode(self, envs: ToolVectorEnv, number: int, sample: int) -> dict:
@@ -54,28 +55,28 @@ class ApiProgram:
         recorder = EpisodeRecorder(envs.envs[0], info_of(infos, 0))
         trajectory = Trajectory(instance={"instance": number, "sample": sample, **recorder.instance})
         episode = Episode(0, envs.envs[0], recorder, CallLog(trajectory, max_calls=self._max_calls))
-        task = Task(episode.fields(), episode, self._endpoint.url, key)
-        episode.cancel = partial(self._program.cancel, task)
-        callee = self._callees[key] = _Callee(episode, self._api)
+        task, caller = Task(episode, self._endpoint.url, key), _Caller(episode, self._api)
+        episode.submit, episode.cancel = caller.submit, partial(self._program.cancel, task)
+        self._episodes[key] = episode
         try:
             if not self._closed:
-                callee.run(lambda: run_program(self._program, task, episode), self._timeout)
+                caller.run(partial(run_program, self._program, task, episode), self._timeout)
         finally:
-            callee.end("the evaluation was broken off")
-            del self._callees[key]
-        failed = trajectory.failed or bool(callee.problem)
+            episode.fail(_BROKEN_OFF)
+            del self._episodes[key]
+        failed = trajectory.failed or bool(caller.problem)
         if failed:
             told = trajectory.messages[-1]["content"].strip().splitlines() or ["a tool failed"]
-            self._api.count_problem(callee.problem or told[-1])
+            self._api.count_problem(caller.problem or told[-1])
         return make_record(
             self._api.origin, trajectory.instance, trajectory.messages, trajectory.turns, trajectory.info,
-            truncated=trajectory.truncated, failed=failed, tool_faults=trajectory.tool_faults, **callee.tokens,
+            truncated=trajectory.truncated, failed=failed, tool_faults=trajectory.tool_faults, **caller.tokens,
             seconds=round(time.monotonic() - begun, 3),
         )  # fmt: skip
 
 
-class _Callee:
-    """An episode as the endpoint sees it.
+class _Caller:
+    """Asks the API for the calls of an episode.
 
     Attributes:
         problem: why the API gave no answer to a call; "" if it answered all.
@@ -84,7 +85,6 @@ class _Callee:
 
     def __init__(self, episode: Episode, api: ApiAgent):
         self._episode, self._api = episode, api
-        self.call_tool, self.reward = episode.call_tool, episode.reward
         self.problem, self.tokens = "", {"prompt_tokens": 0, "completion_tokens": 0}
         self._changed = Condition()  # of the episode, and its log
         self._stopped: EndpointStopped | None = None
@@ -110,14 +110,11 @@ class _Callee:
         if self._stopped:
             raise self._stopped
 
-    def end(self, problem: str) -> None:
-        """End the episode, if it runs."""
-        if not self._episode.ended:
-            self._episode.fail(problem)
-
     def submit(self, call: Call) -> None:
         """Have a call answered. Raises CallRefused."""
         with self._changed:
+            if self._episode.ended:
+                raise ENDED
             self._episode.session.admit(call)
             self._episode.session.attach(call)
             self._episode.waiting += 1
@@ -151,14 +148,10 @@ class _Callee:
         used = {name: count if isinstance(count := usage.get(name), int) else 0 for name in self.tokens}
         with self._changed:
             if self._episode.ended:
-                raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+                raise ENDED
             step = Step(prompt=[], tokens=[], logprobs=[])  # the API keeps its tokens
-            self._episode.session.add(call, make_row(call, message), step, "", was_cut)
+            self._episode.session.add(call, message, step, "", was_cut)
             self.tokens = {name: count + used[name] for name, count in self.tokens.items()}
         reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
-        return Turn(
-            message=message,
-            finish_reason=reason,
-            completion_tokens=used["completion_tokens"],
-            prompt_tokens=used["prompt_tokens"],
-        )
+        prompt, sampled = used.values()
+        return Turn(message=message, finish_reason=reason, prompt_tokens=prompt, completion_tokens=sampled)

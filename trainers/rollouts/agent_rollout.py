@@ -10,7 +10,7 @@ import torch
 
 from agent_envs.utils.scripts import EpisodeRecorder
 from agent_envs.vector import ToolVectorEnv, info_of
-from trainers.agents.calls import Call, Session
+from trainers.agents.calls import Session
 from trainers.agents.programs import AT_ONCE, Command, Function, load_program, run_program
 from trainers.agents.tasks import Episode, Task
 from trainers.engines.engine import Engine, SamplingParams
@@ -35,12 +35,10 @@ class AgentRollout:
         from trainers.agents.endpoint import Endpoint  # FastAPI, which no other run needs
 
         self.program, self._timeout, self._max_calls = load_program(agent), timeout, max_calls
-        self._callees: dict[str, _Callee] = {}
-        self._endpoint = Endpoint(self._callees.get)
+        self._episodes: dict[str, Episode] = {}  # those that run, by their keys
+        self._endpoint = Endpoint(self._episodes.get)
         if isinstance(self.program, Function):
-            from trainers.agents.client import make_clients  # openai
-
-            self.program.kinds = make_clients(self._callees.get, self._endpoint.url)
+            self.program.find = self._episodes.get
         self._slots = threading.Semaphore(AT_ONCE if isinstance(self.program, Command) else 2**16)
 
     def close(self) -> None:
@@ -72,10 +70,11 @@ class AgentRollout:
             session = Session(policy, trajectory, numbers, seed=noise[i], max_calls=self._max_calls)
             episodes.append(Episode(i, envs.envs[i], recorder, session))
         keys = {secrets.token_hex(16): episode for episode in episodes}
-        tasks = {key: Task(e.fields(), e, self._endpoint.url, key) for key, e in keys.items()}
-        self._callees |= {key: _Callee(episode, dispatcher) for key, episode in keys.items()}
+        tasks = {key: Task(episode, self._endpoint.url, key) for key, episode in keys.items()}
+        self._episodes |= keys
         try:
             for key, episode in keys.items():
+                episode.submit = partial(dispatcher.submit, episode)
                 episode.cancel = partial(self.program.cancel, tasks[key])
                 if self._slots.acquire(blocking=False):  # counted from now on: calls wait for those of all that run
                     episode.running, episode.since = True, time.monotonic()
@@ -84,7 +83,7 @@ class AgentRollout:
         finally:
             dispatcher.close()
             for key, episode in keys.items():
-                del self._callees[key]
+                del self._episodes[key]
                 if not episode.ended:
                     episode.fail("the rollout was broken off")
         engine.reset()
@@ -115,14 +114,3 @@ class AgentRollout:
 def draw_seeds(count: int) -> list[int]:
     """A seed for the noise of each of so many episodes, from the process's random numbers."""
     return torch.randint(2**62, (count,)).tolist()
-
-
-class _Callee:
-    """An episode as the endpoint sees it."""
-
-    def __init__(self, episode: Episode, dispatcher: Dispatcher):
-        self._episode, self._dispatcher = episode, dispatcher
-        self.call_tool, self.reward = episode.call_tool, episode.reward
-
-    def submit(self, call: Call) -> None:
-        self._dispatcher.submit(self._episode, call)

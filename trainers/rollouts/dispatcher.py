@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Condition
 from typing import Protocol
 
-from trainers.agents.calls import Call, CallRefused, Session
+from trainers.agents.calls import ENDED, Call, CallRefused, Session
 from trainers.engines.engine import Completion, Engine, SamplingParams
 from trainers.rollouts.timing import Timing
 
@@ -16,7 +16,6 @@ PATIENCE = (
     0.25  # seconds without a call after which those that wait are answered, though other programs are not back yet
 )
 
-ENDED = CallRefused(403, "the episode of this key has ended", "episode_ended")
 KEPT = 256  # conversations after which the memory of the engine is freed, as soon as no turn is open
 
 
@@ -110,6 +109,8 @@ class Dispatcher:
         begun: dict[int, list[Call]] = {}
         for caller, call in arrived:
             try:
+                if caller.ended:
+                    raise ENDED
                 caller.session.begin(call, self.params.max_new_tokens, self.engine.max_length)
             except CallRefused as error:
                 self._answer(caller, call, error)

@@ -159,10 +159,7 @@ def test_beyond_its_limits_a_call_is_refused():
     ask(session, [QUESTION], say(session, "x"))
     with pytest.raises(CallRefused, match="has had its 2 calls"):
         ask(session, [QUESTION], say(session, "x"))
-    session.close()
-    with pytest.raises(CallRefused, match="has ended") as refused:
-        ask(session, [QUESTION], say(session, "x"))
-    assert refused.value.status == 403 and len(session.trajectory.steps) == 1
+    assert len(session.trajectory.steps) == 1
     with pytest.raises(CallRefused, match="chat template cannot write these messages: There is no role tool"):
         ask(start("gemma"), [QUESTION, {"role": "tool", "tool_call_id": "x", "content": "?"}], [0])
 

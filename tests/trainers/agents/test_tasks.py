@@ -40,7 +40,7 @@ def begin(tmp_path):
         env.tools["hangs"], env.max_turns = Hangs(), 3
         _, info = env.reset(seed=0)
         episode = Episode(0, env, EpisodeRecorder(env, info), CallLog(Trajectory()))
-        return Task(episode.fields(), episode, "", ""), episode
+        return Task(episode, "", ""), episode
 
     return make
 
@@ -62,7 +62,6 @@ def test_a_result_that_is_none_fails_the_episode(begin, solve, reward, said):
     run_program(Program(solve, reward), task, episode)
     told = episode.trajectory.messages[-1]["content"]
     assert episode.ended and episode.trajectory.failed and said in told.splitlines()[-1]
-    assert "in run_program" not in told  # the traceback begins in the program
 
 
 def test_a_tool_that_hangs_does_not_act_in_the_next_episode(begin):

@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -14,12 +15,15 @@ import torch
 from benchmarks.training.agents import SeededEngine
 from examples import openai_agent
 from trainers.agents import programs
+from trainers.agents.calls import Call, CallRefused
+from trainers.engines.engine import SamplingParams
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_engine, make_envs
 from trainers.models.loading import load_policy
 from trainers.rollouts import dispatcher
 from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.rollout import rollout
+from trainers.rollouts.timing import Timing
 from trainers.runtime.errors import UserError
 from trainers.runtime.retry import ToolsFailed
 from trainers.tiny.cold_start import SHIPPED
@@ -79,7 +83,7 @@ def wait_and_solve(task, client):
 
 
 def search_twice(task, client):
-    messages = [{"role": "user", "content": task.question}]
+    messages = [{"role": "user", "content": task["question"]}]
     for query in ("a town", "a person"):
         said = chat(client, messages).message
         found = task.tools[0](query=query)
@@ -215,7 +219,7 @@ def work_in_threads(task, client):
     """Two sub-agents at once, and the same question twice."""
 
     def ask(name):
-        messages = [{"role": "system", "content": name}, {"role": "user", "content": task.question}]
+        messages = [{"role": "system", "content": name}, {"role": "user", "content": task["question"]}]
         time.sleep(JITTER.pop() if JITTER else 0)
         said = chat(client, messages).message.content
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
@@ -256,8 +260,11 @@ def test_an_async_function_is_an_agent_too(agent, wiki):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no_such_module_x:solve", "there is no module 'no_such_module_x'"),
-        ("test_agent_rollout:no", "has no 'no'"),
+        (
+            "no_such_module_x:solve",
+            "there is no function 'no_such_module_x:solve' in this folder or installed: No module",
+        ),
+        ("test_agent_rollout:no", "has no attribute 'no'"),
         ("test_agent_rollout:WORLD", "is no function, got dict"),
         ("no-such-command-x agent.js", "there is no command 'no-such-command-x agent.js'"),
     ],
@@ -265,6 +272,16 @@ def test_an_async_function_is_an_agent_too(agent, wiki):
 def test_what_is_no_program_is_named(name, said):
     with pytest.raises(UserError, match=re.escape(said)):
         programs.load_program(name)
+
+
+def test_a_call_of_an_ended_episode_is_refused():
+    caller = SimpleNamespace(number=0, ended=True, running=True, waiting=0, since=0.0)
+    calls, call = dispatcher.Dispatcher(None, SamplingParams(max_new_tokens=1), Timing()), Call(messages=[])
+    calls.submit(caller, call)
+    calls.run([caller])
+    with pytest.raises(CallRefused, match="the episode of this key has ended") as refused:
+        call.answer.result(0)
+    assert refused.value.status == 403
 
 
 def test_a_key_is_of_one_episode_while_it_runs(agent, wiki):
