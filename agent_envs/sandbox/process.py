@@ -140,8 +140,6 @@ def _communicate(
                     data = os.read(key.fd, CHUNK)
                     sinks[key.fd](data)
                     over = not data
-                    if key.fd == reports:  # a process that another thread forked may hold the pipe open
-                        until = min(until, time.monotonic() + _GRACE)
                 if over:
                     selector.unregister(key.fd)
                     if key.fd == stdin:

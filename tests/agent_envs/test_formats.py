@@ -50,12 +50,8 @@ def test_reads_well_formed_turns(text, turn):
     [
         "<answer>  \n</answer>",
         "<search></search><answer>a</answer>",
-        "<think><answer>private</answer>",
         "<search>a<search>b</search></search>",
         "<search><answer>a</answer></search>",
-        "<answer>a</search>",
-        "<answer>a</answer><answer>b</answer>",
-        "<search>a</search><answer>b</answer>",
         "<Search>a</Search>",
         "<search >a</search >",
         "＜search＞a＜/search＞",
