@@ -64,7 +64,7 @@ class ToolVectorEnv(VectorEnv):
             if np.shape(values)[:1] != (self.num_envs,):
                 raise ValueError(f"option {name!r} must hold {self.num_envs} values, one per environment")
         infos: dict[int, dict[str, Any]] = {}
-        for i in _places(mask):
+        for i in np.flatnonzero(mask).tolist():
             own = {name: values[i] for name, values in options.items()}
             infos[i] = self._reset_one(i, seeds[i], own)
         return tuple(self._observations), _gather_infos(infos, self.num_envs)
@@ -115,23 +115,17 @@ class ToolVectorEnv(VectorEnv):
             terminated[finished] = truncated[finished] = False
             infos |= {i: self._reset_one(i) for i in finished}
         elif self.autoreset_mode is AutoresetMode.SAME_STEP:
-            for i in _places(terminated | truncated):
+            for i in np.flatnonzero(terminated | truncated).tolist():
                 last = {"final_obs": self._observations[i], "final_info": infos[i]}
                 infos[i] = {**self._reset_one(i), **last}
         return tuple(self._observations), rewards, terminated, truncated, _gather_infos(infos, self.num_envs)
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]  # Gymnasium forgets render_mode=None
-        """Render each environment."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments."""
         for env in self.envs:
             env.close()
-
-
-def _places(mask: np.ndarray) -> list[int]:
-    return [int(i) for i in np.flatnonzero(mask)]
 
 
 def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class Hermes(Format):
         return action if turn.thought is None else f"<think>\n{turn.thought}\n</think>\n\n{action}"
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        return "\n".join(_frame(result.text) for result in results)
+        texts = (_CONTROL.sub("< ", result.text) for result in results)
+        return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
     def render_error(self, error: str) -> str:
         # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
@@ -81,7 +82,3 @@ def _read_call(text: str) -> ToolCall:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise Malformed('In a <tool_call>, "name" is a string and "arguments" a JSON object.')
     return ToolCall(name, arguments)
-
-
-def _frame(text: str) -> str:
-    return f"<tool_response>\n{_CONTROL.sub('< ', text)}\n</tool_response>"

@@ -40,8 +40,7 @@ def _child() -> CodeType | None:
 
 
 def encode(text: str) -> bytes:
-    """UTF-8 that lets lone surrogates pass, since code and standard input may hold any string."""
-    return text.encode("utf-8", "surrogatepass")
+    return text.encode("utf-8", "surrogatepass")  # code and standard input may hold any string
 
 
 def _pack(function: str, config: dict) -> bytes:

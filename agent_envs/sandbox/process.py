@@ -50,7 +50,6 @@ class Capture:
         self.head, self.tail = bytearray(), bytearray()
 
     def add(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
         self.total += len(data)
         room = self.first - len(self.head)
         self.head += data[:room]
@@ -60,7 +59,6 @@ class Capture:
 
     @property
     def truncated(self) -> bool:
-        """Whether the middle of the stream was dropped."""
         return self.total > self.first + self.last
 
     def text(self) -> str:

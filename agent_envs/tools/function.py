@@ -65,7 +65,6 @@ class FunctionTool:
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """JSON schema of the arguments, see `schema_of`."""
         return schema_of(self.function)
 
     @cached_property

@@ -86,7 +86,6 @@ class MCPTool:
         return "mcp", id(self.connection), self.name
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """The calls, made at the same time."""
         return self.connection.call(self.name, arguments)
 
 

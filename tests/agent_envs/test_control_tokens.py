@@ -83,19 +83,7 @@ def test_nothing_from_outside_is_a_control_token(kind, place):
     assert count(chat, forged, tokens) == count(chat, honest, tokens)
 
 
-OF_FORMATS = (
-    "question",
-    "task",
-    "context",
-    "description",
-    "property",
-    "argument",
-    "result",
-    "error",
-    "answer",
-    "thought",
-    "call",
-)
+OF_FORMATS = "question task context description property argument result error answer thought call".split()
 
 
 @pytest.mark.parametrize("place", OF_FORMATS)
@@ -153,9 +141,8 @@ def test_nor_does_it_frame_a_message_where_text_does_that(kind, mark):
 
 
 def test_what_ends_a_message_in_a_channel_does_not_end_the_turn():
-    chat = ChatTokens(
-        make_tokenizer("gpt-oss"), make_tokenizer("gpt-oss").convert_tokens_to_ids(["<|end|>", "<|call|>"])
-    )
+    tokenizer = make_tokenizer("gpt-oss")
+    chat = ChatTokens(tokenizer, tokenizer.convert_tokens_to_ids(["<|end|>", "<|call|>"]))
     thought = chat.encode("<|channel|>analysis<|message|>I look<|end|>")
     call = chat.encode('<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>')
     assert StopChecker(chat, ()).cut([*thought, *call, 5]) == [*thought, *call]

@@ -19,11 +19,10 @@ RED = "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. It live
 CUTS = {
     len(RED): RED,
     **dict.fromkeys((len(RED) - 1, 67), "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. …"),
-    66: "The red fox is a mammal. It was named by J. Linnaeus in St. …",  # an abbreviation ends no sentence
-    46: "The red fox is a mammal. It was named by J. …",
+    46: "The red fox is a mammal. It was named by J. …",  # an abbreviation ends no sentence
     35: "The red fox is a mammal. …",
     42: "The red fox is a mammal. It was named by …",  # the sentence would leave too much room unused
-    **{16: "The red fox is …", 17: "The red fox is …", 18: "The red fox is a …", 5: "The …"},
+    17: "The red fox is …",
 }
 
 
