@@ -74,7 +74,7 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
                 assert found[key].tokens == expected[key].tokens
                 assert found[key].logprobs == pytest.approx(expected[key].logprobs, abs=1e-3)
                 contexts[key] = contexts[key] + found[key].tokens + policies[0].observation_ids("seen " * 20, [])
-        assert engines[0].num_cuda_graphs  # of the widths since keys and values last moved
+        assert engines[0].runner.graphs.count  # of the widths since keys and values last moved
         for policy, engine in zip(policies, engines, strict=True):
             engine.reset()
             with torch.no_grad():
@@ -96,7 +96,7 @@ def test_a_step_that_cannot_be_captured(make_policy_on, monkeypatch):
     with pytest.warns(UserWarning, match="goes on without CUDA graphs"):
         done = generate(engine, {key: policy.encode("the town") for key in range(4)}, 30, 1.0)
     assert all(len(completion.tokens) for completion in done.values())
-    assert engine.num_cuda_graphs == 0
+    assert engine.runner.graphs.count == 0
     assert torch.rand(3, device="cuda").shape == (3,)
 
 
@@ -110,7 +110,7 @@ def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, 
         logprobs, _ = policy.logprobs(batch)
     difference = (logprobs - batch.old_logprobs)[batch.mask].abs()
     assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
-    assert engine.num_cuda_graphs > 0
+    assert engine.runner.graphs.count > 0
     assert policy.tree_attention == "packed"
 
 

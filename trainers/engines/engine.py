@@ -1,7 +1,7 @@
 """The interface between rollouts and an `Engine`: prompt ids in; ids, log-probabilities and finish reasons out."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,8 +76,12 @@ class Engine(Protocol):
         ...
 
 
-def turn_lengths(prompts: dict[int, list[int]], max_new_tokens: int, max_length: float) -> dict[int, int]:
-    """Return how many tokens the next turn of each conversation may have. Raises UserError if one has no room for any."""
+def turn_lengths(
+    prompts: dict[int, list[int]], max_new_tokens: int, max_length: float, open_keys: Collection[int]
+) -> dict[int, int]:
+    """Return how many tokens the next turn of each conversation may have. Raises ValueError as `Engine.submit` does."""
+    if repeated := sorted(prompts.keys() & open_keys):
+        raise ValueError(f"conversations {repeated} have an open turn already")
     if too_long := [key for key, prompt in prompts.items() if len(prompt) >= max_length]:
         longest = max(len(prompts[key]) for key in too_long)
         raise UserError(

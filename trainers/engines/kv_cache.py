@@ -30,10 +30,6 @@ class KVCache(Cache):
         """
         self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
 
-    def is_finite(self) -> bool:
-        """Whether the weights were finite, by the first token: otherwise no token's keys and values are."""
-        return all(bool(buffer[:1, :, :1].isfinite().all()) for layer in self._buffers[-1:] for buffer in layer)
-
     def reserve(self, rows: int, width: int) -> None:
         """Make room for rows and columns. Buffers at least double; on a GPU, which has little memory, they grow by a quarter."""
         if rows <= self._num_rows and width <= self._width:

@@ -8,13 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from trainers.engines.engine import Completion, SamplingParams
 from trainers.engines.model_runner import PROBE_TEXT
@@ -43,10 +37,11 @@ class LibrarySampler:
     """
 
     def __init__(self, policy: Policy, processed: collections.Counter[str]):
-        self._policy, self._processed = policy, processed
+        self._policy, self._processed = policy, collections.Counter[str]()  # of the passes below
         # Prompts of different lengths in a batch are padded on the left, where that changes nothing.
         for self._pads, self.keeps_cache in ((True, True), (False, True), (False, False)):
             if not (reason := self._find_difference()):
+                self._processed = processed
                 return
         raise UserError(
             f"{type(policy.model).__name__} cannot be sampled from by the library ({reason}): try --engine vllm"
@@ -82,15 +77,15 @@ class LibrarySampler:
                 attention_mask=attention_mask,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
-                stopping_criteria=StoppingCriteriaList([_AllEnded(sampler)]),
+                stopping_criteria=StoppingCriteriaList([sampler.ended_rows]),
             )
         self._processed["prefill"] += ids.numel()
         self._processed["decode"] += len(rows) * (sampler.steps - 1)
         self._processed["decode_steps"] += sampler.steps - 1
 
     def _find_difference(self) -> str:
-        """Say why generating differs from a pass without a cache; "" if it does not. Leaves counts as they were."""
-        policy, counts = self._policy, self._processed.copy()
+        """Say why generating differs from a pass without a cache; "" if it does not."""
+        policy = self._policy
         ids = policy.encode(PROBE_TEXT)
         prompts = {0: ids, 1: ids[: 1 + len(ids) // 2]}
         turns = {key: OpenTurn(longest=PROBE_TOKENS, is_complete=lambda tokens: False) for key in prompts}
@@ -105,9 +100,6 @@ class LibrarySampler:
             raise
         except Exception as problem:  # whatever a model may make of padding
             return f"{type(problem).__name__}: {problem}"
-        finally:
-            self._processed.clear()
-            self._processed.update(counts)
         tolerance = 1e-3 if policy.dtype == torch.float32 else 0.25
         return "" if error <= tolerance else f"log-probabilities differ by {error:.2g}"
 
@@ -137,15 +129,9 @@ class _TurnSampler(LogitsProcessor):
         chosen = torch.tensor(tokens, device=scores.device)
         return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
 
-
-class _AllEnded(StoppingCriteria):
-    """Which rows have ended."""
-
-    def __init__(self, sampler: _TurnSampler):
-        self._sampler = sampler
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        return torch.tensor([turn.ended for turn in self._sampler.turns], device=input_ids.device)
+    def ended_rows(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """Which rows have ended."""
+        return torch.tensor([turn.ended for turn in self.turns], device=input_ids.device)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from trainers.engines.kv_cache import KVCache
-from trainers.models.lora import is_plain_lora, merged_weight
+from trainers.models.lora import merged_weight
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
@@ -42,28 +42,22 @@ class CastWeights:
             {name: [layer.get_submodule(part) for part in parts] for name, parts in PROJECTIONS.items()}
             for layer in backbone.layers
         ]
-        self._weights: dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._weights: dict[torch.nn.Module, list[torch.Tensor]] = {}  # and the biases that there are
         self._copied: list[torch.nn.Module] = []
         for module in (module for layer in self._modules for part in layer.values() for module in part):
             is_plain = type(module) is torch.nn.Linear
-            if not is_plain and not (merges and is_plain_lora(module)):
-                continue
-            weight, bias = merged_weight(module)
-            copies = not is_plain or weight.dtype != dtype
-            self._weights[module] = (
-                weight.detach().to(dtype, copy=copies),
-                None if bias is None else bias.detach().to(dtype, copy=copies),
-            )
-            if copies:
-                self._copied.append(module)
+            if known := merged_weight(module) if is_plain or merges else []:
+                copies = not is_plain or known[0].dtype != dtype
+                self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
+                if copies:
+                    self._copied.append(module)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Merge and round the weights of now."""
         for module in self._copied:
             for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
-                if copy is not None and new is not None:
-                    copy.copy_(new)
+                copy.copy_(new)
 
     @property
     def nbytes(self) -> int:

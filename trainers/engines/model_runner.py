@@ -16,7 +16,6 @@ from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
-PROBE_WIDTH, MAX_PROBE_WIDTH = 512, 4096  # columns of the cache: more than other windows have, and than the rows fill
 # Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
 # CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
@@ -27,6 +26,7 @@ class ModelRunner:
 
     Attributes:
         unfit: why the model cannot be run with that cache, "" if it can.
+        graphs: captured decoding steps, on a GPU in our own layers.
     """
 
     def __init__(self, policy: Policy):
@@ -37,7 +37,7 @@ class ModelRunner:
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
-        self._graphs: CUDAGraphCache | None = None
+        self.graphs: CUDAGraphCache | None = None
         on_gpu, exact = supports_cuda_graphs(policy.device), policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
         self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama.MODEL_TYPES
@@ -49,7 +49,7 @@ class ModelRunner:
             slow = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
             warnings.warn(slow, stacklevel=3)
         if on_gpu and self._runs_as_llama:
-            self._graphs = CUDAGraphCache()
+            self.graphs = CUDAGraphCache()
 
     @torch.no_grad()
     def _find_difference(self, tolerance: float) -> str:
@@ -59,12 +59,10 @@ class ModelRunner:
         """
         if other := self._kinds - {"full_attention", "sliding_attention"}:
             return f"it has layers of the kinds {sorted(other)}"
-        ids, device = self._policy.encode(PROBE_TEXT), self._policy.device
-        rows = [ids, ids[: 1 + len(ids) // 2]]
-        local = {*local_widths(self._config)} - {getattr(self._config, "sliding_window", None)}
-        if local and max(local) > MAX_PROBE_WIDTH:
+        if local := {*local_widths(self._config)} - {getattr(self._config, "sliding_window", None)}:
             return f"its attention stays within {max(local)} tokens"
-        width = max(len(ids), int(min(max(PROBE_WIDTH, *local, 0) + 1, self._policy.max_length)))
+        ids, device = self._policy.encode(PROBE_TEXT), self._policy.device
+        rows, width = [ids, ids[: 1 + len(ids) // 2]], len(ids)
         self._kv_cache, self._weights, self._weights_changed = KVCache(), None, True
         try:
             with self._policy.autocast(), narrow_window(self._config, PROBE_WINDOW):
@@ -72,7 +70,7 @@ class ModelRunner:
                 self._kv_cache.reserve(len(rows), width)
                 self.prefill([row[:-1] for row in rows], [0, 1], [0, 0])
                 last, columns = torch.tensor([[row[-1], len(row) - 1] for row in rows], device=device).T[..., None]
-                found = self._run(last, columns, slice(0, len(rows)), width, len(ids))[:, -1]
+                found = self._run(last, columns, slice(0, len(rows)), width, width)[:, -1]
             expected = torch.stack([one.last_hidden_state[0, -1] for one in passes]).float()
             difference = float((found.float() - expected).abs().max() / expected.abs().max())
             return "" if difference <= tolerance else f"they differ by {difference:.2g}"
@@ -87,10 +85,10 @@ class ModelRunner:
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
         self._weights_changed = True
-        if not self._keeps_buffers() or not self._kv_cache.is_finite():
+        if not self._keeps_buffers():
             self._kv_cache, self._weights = KVCache(), None
-            if self._graphs is not None:
-                self._graphs.clear()
+            if self.graphs is not None:
+                self.graphs.clear()
         return self._kv_cache
 
     def _has_room_to_merge(self) -> bool:
@@ -102,25 +100,20 @@ class ModelRunner:
         kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)
         return kept <= KEPT_FRACTION * _device_memory(self._policy.device)
 
-    @property
-    def num_cuda_graphs(self) -> int:
-        """Number of captured decoding steps."""
-        return self._graphs.count if self._graphs else 0
-
     def padded_rows(self, count: int) -> int:
         """Number of rows of the KV cache in a decoding step of ``count`` rows."""
-        return bucket_size(count, 8) if self._graphs else count
+        return bucket_size(count, 8) if self.graphs else count
 
     def prefill(self, new_ids: list[list[int]], rows: list[int], lengths: list[int]) -> None:
         """Append new ids to rows of the KV cache that hold ``lengths`` tokens, in one pass."""
         device, longest = self._policy.device, max(map(len, new_ids))
-        if self._graphs:  # a few sizes here as well: kernels are planned for each
+        if self.graphs:  # a few sizes here as well: kernels are planned for each
             longest = bucket_size(longest, 16)
         ids = torch.tensor([part + [self._policy.pad_id] * (longest - len(part)) for part in new_ids], device=device)
         columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
         max_length = max(length + len(part) for part, length in zip(new_ids, lengths, strict=True))
         width = longest + max(lengths)  # with room for the padding of the longest one
-        if self._graphs:
+        if self.graphs:
             width = bucket_size(width, 256)
         self._kv_cache.reserve(0, width)
         self.processed["prefill"] += ids.numel()
@@ -134,15 +127,15 @@ class ModelRunner:
             max_length: tokens of the longest conversation with an open turn, the new one included.
         """
         count, width = len(ids), 1 + max(lengths)
-        if self._graphs:
+        if self.graphs:
             width, padding = bucket_size(width, 256), self.padded_rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
         self._kv_cache.reserve(len(ids), width)
         self.processed["decode"] += len(ids)
         self.processed["decode_steps"] += 1
         inputs, columns = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
-        if self._graphs and self._kv_cache.nbytes and not self._weights_changed:
-            return self._graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)[:count, -1]
+        if self.graphs and self._kv_cache.nbytes and not self._weights_changed:
+            return self.graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)[:count, -1]
         return self._run(inputs, columns, slice(0, len(ids)), width, max_length)[:count, -1]
 
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:

@@ -30,12 +30,12 @@ class TransformersEngine:
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
-        self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
+        self.policy, self.runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
         self.max_length = policy.max_length
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         self._library: LibrarySampler | None = None
-        if reason := self._runner.unfit:
-            self._library = LibrarySampler(policy, self._runner.processed)
+        if reason := self.runner.unfit:
+            self._library = LibrarySampler(policy, self.runner.processed)
             how = "with the library's own cache" if self._library.keeps_cache else "without a cache, token by token"
             warnings.warn(
                 f"{type(policy.model).__name__} is sampled from {how}, which is slower: {reason}", stacklevel=2
@@ -45,20 +45,15 @@ class TransformersEngine:
     @property
     def processed(self) -> collections.Counter[str]:
         """`Engine.processed`."""
-        return self._runner.processed
+        return self.runner.processed
 
     def reset(self) -> None:
         """`Engine.reset`."""
-        self._cache = PrefixCache(self._runner.reset())
+        self._cache = PrefixCache(self.runner.reset())
         self._open: dict[int, OpenTurn] = {}  # by conversation
         self._running: list[CachedSequence] = []  # those with open turns
         self._waiting: dict[int, list[int]] = {}  # prompts for the library
         self._params = SamplingParams(max_new_tokens=1)  # of the open turns
-
-    @property
-    def num_cuda_graphs(self) -> int:
-        """Number of decoding steps captured as CUDA graphs."""
-        return self._runner.num_cuda_graphs
 
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
@@ -66,9 +61,7 @@ class TransformersEngine:
         """`Engine.submit`. Turns that are open at the same time are sampled in one way."""
         if self._open and replace(params, max_new_tokens=self._params.max_new_tokens) != self._params:
             raise ValueError(f"turns with {self._params} are open, and these have {params}")
-        if repeated := sorted(self._open.keys() & prompts):
-            raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, self._open)
         self._params = params
         for key, length in lengths.items():
             turn = OpenTurn(longest=length, is_complete=self._is_complete, budget=self._budget)
@@ -124,7 +117,7 @@ class TransformersEngine:
         """Append ids to cached sequences, in one pass."""
         self._cache.kv_cache.reserve(len(self._cache.sequences), 0)
         rows, lengths = [sequence.index for sequence in new_ids], [len(sequence.ids) for sequence in new_ids]
-        self._runner.prefill(list(new_ids.values()), rows, lengths)
+        self.runner.prefill(list(new_ids.values()), rows, lengths)
         for sequence, ids in new_ids.items():
             sequence.ids += ids
 
@@ -136,8 +129,8 @@ class TransformersEngine:
             cache.move_to_front(running)
             num_rows = len(running)
         # Rows in between without an open turn are run too; what that writes behind their end is overwritten later.
-        cached = cache.sequences[: self._runner.padded_rows(num_rows)]
-        hidden = self._runner.decode(
+        cached = cache.sequences[: self.runner.padded_rows(num_rows)]
+        hidden = self.runner.decode(
             [self.policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in cached],
             [len(sequence.ids) for sequence in cached],
             max_length=1 + max(len(sequence.ids) for sequence in running),

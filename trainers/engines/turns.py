@@ -61,7 +61,7 @@ class OpenTurn:
     ended: bool = False
     noise: list[float] = field(
         default_factory=list
-    )  # where each of its tokens is drawn, if that does not come from chance
+    )  # where each token is drawn; empty for the process's random numbers
     _inside: bool = False
     _spent: int = 0  # sampled tokens of thoughts
     _forced: list[int] = field(default_factory=list)  # tokens that come next, whatever is drawn

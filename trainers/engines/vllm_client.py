@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from agent_envs.stopping import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
+from trainers.engines.turns import OpenTurn
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
@@ -54,9 +55,7 @@ class VLLMClient:
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
         """`Engine.submit`."""
-        if repeated := sorted(set(self._open.values()) & prompts.keys()):
-            raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, self._open.values())
         for key, prompt in prompts.items():
             # By conversation and turn: the order in which turns are complete depends on timing.
             self._turns[key] = self._turns.get(key, -1) + 1
@@ -78,15 +77,16 @@ class VLLMClient:
         if not self._post("/reset_prefix_cache")["success"]:
             raise RuntimeError("vLLM did not give up its prefix cache: keys and values would be those of old weights")
 
-    def _sample_turn(self, prompt: list[int], limit: int, params: SamplingParams, seed: int) -> Completion:
-        turn = Completion()
-        while turn.finish_reason != "stop" and len(turn.tokens) < limit:
+    def _sample_turn(self, prompt: list[int], longest: int, params: SamplingParams, seed: int) -> Completion:
+        turn = OpenTurn(longest=longest, is_complete=self._is_complete)
+        while not turn.ended:
+            tokens = turn.completion.tokens
             # That the server looks for stop strings too saves work; what ends a turn is decided here, by its tokens.
             body = {
                 "temperature": params.temperature, "top_p": params.top_p, "min_p": params.min_p,
-                "model": self._model, "prompt": prompt + turn.tokens, "max_tokens": limit - len(turn.tokens),
+                "model": self._model, "prompt": prompt + tokens, "max_tokens": longest - len(tokens),
                 "top_k": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-                "seed": seed + len(turn.tokens),
+                "seed": seed + len(tokens),
                 "stop": list(self._stop), "stop_token_ids": self._end_ids, "ignore_eos": True,
                 "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 0,
                 "return_token_ids": True,
@@ -95,12 +95,9 @@ class VLLMClient:
             if not choice["token_ids"]:
                 raise RuntimeError(f"the vLLM server gave no token, because of {choice['finish_reason']!r}")
             for token, logprob in zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True):
-                turn.tokens.append(token)
-                turn.logprobs.append(logprob)
-                if self._is_complete(turn.tokens):
-                    turn.finish_reason = "stop"
-                    break
-        return turn
+                if not turn.ended:
+                    turn.append(token, logprob)
+        return turn.completion
 
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:

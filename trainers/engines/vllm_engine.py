@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from agent_envs.stopping import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
+from trainers.engines.turns import OpenTurn
 from trainers.models import lora
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
@@ -39,8 +40,6 @@ class VLLMEngine:
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...], kv_gib: float = 2.0):
-        if not kv_gib > 0:
-            raise ValueError(f"kv_gib must be above 0, got {kv_gib}")
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise ValueError("vLLM in the trainer's process is for one process; with several, use a vLLM server")
         self._vllm = _import_vllm()
@@ -48,7 +47,7 @@ class VLLMEngine:
         self.max_length = policy.max_length
         self._is_complete, self._end_ids = StopChecker(policy, stop), sorted(policy.end_ids)
         self._request_numbers = itertools.count()
-        self._open: dict[str, tuple[int, Completion]] = {}  # by request
+        self._open: dict[str, tuple[int, OpenTurn]] = {}  # by request
         # vLLM seeds the process that it starts in, which the trainer has seeded already.
         with torch.random.fork_rng(), _hide_module("llvmlite.binding.ffi"):
             self._engine = self._start(policy, kv_gib)
@@ -76,9 +75,8 @@ class VLLMEngine:
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
         """`Engine.submit`."""
-        if repeated := sorted({key for key, _ in self._open.values()} & prompts.keys()):
-            raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
+        open_keys = {key for key, _ in self._open.values()}
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, open_keys)
         for key, prompt in prompts.items():
             of_vllm = self._vllm.SamplingParams(
                 temperature=params.temperature, top_p=params.top_p, min_p=params.min_p, max_tokens=lengths[key], logprobs=0,
@@ -87,7 +85,7 @@ class VLLMEngine:
             )  # fmt: skip
             request = str(next(self._request_numbers))
             self._engine.add_request(request, self._vllm.inputs.tokens_input(prompt), of_vllm)
-            self._open[request] = key, Completion()
+            self._open[request] = key, OpenTurn(longest=lengths[key], is_complete=self._is_complete)
 
     def wait(self) -> dict[int, Completion]:
         """`Engine.wait`."""
@@ -100,23 +98,19 @@ class VLLMEngine:
 
     def _append_output(self, output: Any) -> dict[int, Completion]:
         """Append the new tokens of an open turn; returns it if they complete it."""
-        key, completion = self._open[output.request_id]
+        key, turn = self._open[output.request_id]
         (new,) = output.outputs
         if new.finish_reason not in (None, "stop", "length"):
             raise RuntimeError(f"vLLM gave up on a turn: {new.finish_reason}")
         for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
-            completion.tokens.append(token)
-            completion.logprobs.append(logprobs[token].logprob)
-            if self._is_complete(completion.tokens):
-                completion.finish_reason = "stop"
-                break
-        else:
-            if not output.finished:
-                return {}
+            if not turn.ended:
+                turn.append(token, logprobs[token].logprob)
+        if not (turn.ended or output.finished):
+            return {}
         del self._open[output.request_id]
         if not output.finished:
             self._engine.abort_request([output.request_id])
-        return {key: completion}
+        return {key: turn.completion}
 
     def reset(self) -> None:
         """`Engine.reset`; loads the weights if they have changed."""
@@ -165,7 +159,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
         name = name.replace(".base_layer.", ".")
         layer, _, kind = name.rpartition(".")
         if layer in adapted and kind == "weight":
-            weight = lora.merged_weight(adapted[layer])[0]
+            weight, *_ = lora.merged_weight(adapted[layer])
         yield name, weight
 
 

@@ -84,7 +84,7 @@ class RLRun:
         self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
         _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
-        self._meter.start()
+        self._meter.count = 0
         step.log(mutual_information_statistics(self.policy, collected.trajectories, self.args))
         return collected.trajectories
 
@@ -99,7 +99,7 @@ class RLRun:
 
     def _complete(self, step: UpdateStep) -> None:
         """Add what an update has shown, and record its episodes with their advantages."""
-        step.log(distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())}))
+        step.log(distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.count)}))
         step.log(update_statistics(step.metrics))
         metrics, score = step.metrics, self.setup.score
         step.figures = {f"train {score}": metrics[f"train/{score}"]}

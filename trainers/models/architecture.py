@@ -1,6 +1,7 @@
 """Facts about a model from its configuration: layers below the head, kinds of layers, longest conversation."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,8 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-# Besides what is called a window. A count of layers is none.
-_WIDTHS, _NO_WIDTHS = {"attention_chunk_size", "local_attention"}, {"max_window_layers"}
+_WIDTH = re.compile(r"window(?!_layers|_pattern)|^attention_chunk_size$|^local_attention$")  # no count of layers
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
 
 
@@ -29,8 +29,7 @@ def layer_kinds(config: PreTrainedConfig) -> set[str]:
 
 def local_widths(config: PreTrainedConfig) -> list[int]:
     """The widths of windows and blocks that attention stays within, in layers of any kind, by the names in the config."""
-    named = {name: value for name, value in config.to_dict().items() if "window" in name or name in _WIDTHS}
-    return [value for name, value in named.items() if type(value) is int and value and name not in _NO_WIDTHS]
+    return [value for name, value in config.to_dict().items() if _WIDTH.search(name) and type(value) is int and value]
 
 
 @contextmanager

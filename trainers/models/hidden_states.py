@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -102,31 +101,17 @@ def token_cost_of(tree_attention: str) -> int | None:
 
 
 class ForwardTokenMeter:
-    """Counts the tokens that go through a model without its head, padding included, from `start` to `stop`.
+    """Counts the tokens that go through a model without its head, padding included, in ``count``.
 
-    Trial passes of `choose_tree_attention` count, passes of copies and recomputed activations do not.
+    Passes of copies and recomputed activations do not count.
     """
 
     def __init__(self, backbone: torch.nn.Module):
-        self._backbone, self._count = backbone, 0
-        self._hook: RemovableHandle | None = None
-
-    def start(self) -> None:
-        """Count from zero."""
-        self.stop()
-        self._count = 0
-        self._hook = self._backbone.register_forward_pre_hook(self._add, with_kwargs=True)
-
-    def stop(self) -> int:
-        """Stop counting; returns the number of tokens since `start`."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        return self._count
+        self.count = 0
+        backbone.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = args[0] if args else kwargs["input_ids"]
-        self._count += ids.numel()
+        self.count += (args[0] if args else kwargs["input_ids"]).numel()
 
 
 def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
@@ -138,23 +123,19 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
     config = _text_config(backbone)
     if layer_kinds(config) != {"full_attention"} or local_widths(config):
         return ""  # a window would have to be cut out of the mask
-    device, usual = next(backbone.parameters()).device, config._attn_implementation
+    device, usual, starts = next(backbone.parameters()).device, config._attn_implementation, [ids]
+    best = ""
     if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):
-        rotated = [ids[n:] + ids[:n] for n in range(3)]
+        best, starts = "packed", [((ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
+    elif device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME):
+        best = "rows" if config.hidden_size >= row_attention.MIN_WIDTH else ""
+    if best:
         with torch.enable_grad():
-            reason = _find_difference(backbone, [(x * 500)[:500] for x in rotated], device, dtype, "packed")
+            reason = _find_difference(backbone, starts, device, dtype, best)
         if reason is None:
-            return "packed"
+            return best
         config._attn_implementation = usual
-        warnings.warn(f"sequences are not packed for FlexAttention: {reason}", stacklevel=2)
-    is_wide = config.hidden_size >= row_attention.MIN_WIDTH
-    if device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME) and is_wide:
-        with torch.enable_grad():
-            reason = _find_difference(backbone, [ids], device, dtype, "rows")
-        if reason is None:
-            return "rows"
-        config._attn_implementation = usual
-        warnings.warn(f"updates are slower, in padded rows: over nodes {reason}", stacklevel=2)
+        warnings.warn(f"updates are slower, in padded rows: {best}, {reason}", stacklevel=2)
     with torch.no_grad():
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 
@@ -209,11 +190,10 @@ def _checkpointed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 def _recompute_in_training(backbone: torch.nn.Module) -> Iterator[None]:
     """Put only the layers into training mode, where the library recomputes activations, not the dropout inside them."""
     layers = _checkpointed_layers(backbone) if torch.is_grad_enabled() else []
-    modes = [layer.training for layer in layers]
     try:
         for layer in layers:
             layer.training = True
         yield
     finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
+        for layer in layers:
+            layer.training = False

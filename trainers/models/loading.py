@@ -91,8 +91,8 @@ def load_policy(
     """
     device = device or default_device()
     _ask_hub(path_or_id)
-    base = _find_base(path_or_id, base_model)
-    _ask_hub(base or path_or_id)
+    if base := _find_base(path_or_id, base_model):
+        _ask_hub(base)
     if base and lora_rank:
         raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
     has_template = bool(chat_template)
@@ -103,12 +103,12 @@ def load_policy(
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
         if base:
             lora.add_saved_lora(model, path_or_id)
+        if chat_template:
+            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
     except (MemoryError, torch.OutOfMemoryError, UserError):
         raise
     except Exception as error:  # each library has errors of its own for files that are cut short, changed or another's
         raise _explain(path_or_id, error) from error
-    if chat_template:
-        _set_chat_template(tokenizer, Path(chat_template))
     check_finite(model.named_parameters(), path_or_id)
     if lora_rank:
         lora.add_lora(model, lora_rank, lora_alpha)
@@ -159,18 +159,6 @@ def _to_folder(path_or_id: str | Path, has_template: bool) -> str:
     return str(gguf.convert(path_or_id, has_template) if gguf.is_gguf(path_or_id) else path_or_id)
 
 
-def _set_chat_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Give a tokenizer the template in a file. Raises a ValueError if the file or the template is invalid."""
-    try:
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # a template raises what it likes
-        fault = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is no chat template: {fault or type(error).__name__}") from error
-
-
 def _load_model(folder: str) -> PreTrainedModel:
     """Load a model in float32; one that reads images too where there is no other.
 
@@ -208,8 +196,7 @@ def _align(model: PreTrainedModel) -> None:
 
 def _has_tokenizer(path_or_id: str) -> bool:
     """Whether an adapter, in a folder or on the hub, has a tokenizer of its own: many do not, and use that of their base."""
-    found = cached_file(path_or_id, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    return found is not None
+    return cached_file(path_or_id, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None
 
 
 def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-import transformers
-from packaging.version import Version
 from transformers import PreTrainedModel
-from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils import find_adapter_config_file
 
 from trainers.models.hidden_states import round_frozen
@@ -121,35 +118,23 @@ def make_reference(policy: Policy) -> Policy:
     return reference
 
 
-def merged_weight(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a linear layer's weight with its active adapters added in float32, and its bias.
-
-    Raises:
-        TypeError: a layer of another kind, or an adapter that is not plain LoRA.
-    """
+def merged_weight(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return a linear layer's weight with its active adapters added in float32, and its bias if it has one; an empty list
+    for a layer of another kind, or an adapter that is not plain LoRA."""
     if type(module) is torch.nn.Linear:
-        return module.weight, module.bias
+        return [module.weight, *([] if module.bias is None else [module.bias])]
     adapted = cast(Any, module)
     base = getattr(module, "base_layer", None)
     if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
-        raise TypeError(f"{type(module).__name__} is not a linear layer whose weight is known")
+        return []
     active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
     if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
-        raise TypeError("the adapter is not plain LoRA")
+        return []
     weight = base.weight.float()
     with torch.autocast(weight.device.type, enabled=False):
         for name in set(active) & set(adapted.lora_A):
             weight = weight + adapted.get_delta_weight(name)
-    return weight, base.bias
-
-
-def is_plain_lora(module: torch.nn.Module) -> bool:
-    """Whether `merged_weight` knows a layer."""
-    try:
-        merged_weight(module)
-    except TypeError:
-        return False
-    return True
+    return [weight, *merged_weight(base)[1:]]
 
 
 def _inject(model: PreTrainedModel, config: Any) -> None:
@@ -166,9 +151,4 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise ImportError("a LoRA adapter needs peft: pip install -e '.[lora]' in the clone") from error
-    if Version(peft.__version__) < Version(MIN_PEFT_VERSION):
-        raise ImportError(
-            f"transformers {transformers.__version__} needs peft {MIN_PEFT_VERSION} or later, and {peft.__version__} is "
-            "installed: pip install -e '.[lora]' in the clone brings two that fit"
-        )
     return peft

@@ -25,8 +25,8 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
         ValueError: function calls are asked for, and cannot be used with the chat template.
     """
     envs = [env for vector in vectors for env in vector.envs]
-    names, reason = _names(vectors), policy.refusal
-    if "format" not in json.loads(env_kwargs) and "plain" not in names:
+    reason = ""
+    if "format" not in json.loads(env_kwargs) and "plain" not in _names(vectors):
         try:
             for env in envs:
                 env.use_format(_trained_format(model) or ("native" if policy.dialect else None))
@@ -34,9 +34,7 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
             reason = str(problem)
             for env in envs:
                 env.use_format(None)
-        names = _names(vectors)
-    else:
-        reason = ""
+    names = _names(vectors)
     if "native" in names and policy.dialect is None:
         raise UserError(
             f"{model} cannot call functions: {policy.refusal}; choose another format than native, such as hermes"

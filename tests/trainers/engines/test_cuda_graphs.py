@@ -16,7 +16,7 @@ PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of t
 @pytest.fixture
 def captured(monkeypatch):
     """Makes engines capture, and counts captures and replays."""
-    counts = {"captured": 0, "replayed": 0, "kept": 2**40}
+    counts = {"captured": 0, "replayed": 0}
 
     class Capturer:
         """A pool whose graphs have been dropped takes no others."""
@@ -40,9 +40,6 @@ def captured(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "GraphCapturer", Capturer)
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(
-        model_runner.ModelRunner, "_keeps_buffers", lambda self: self._kv_cache.nbytes <= counts["kept"]
-    )
     return counts
 
 
@@ -53,7 +50,7 @@ def test_sizes_that_are_captured():
 
 
 def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch):
-    """Over turns, with rows that leave and come back, a cache that grows, and weights that change."""
+    """Over turns, with rows that leave and come back, a cache that grows and is kept over a reset, and weights that change."""
     policy = make_policy("bytes", 2)
     engine = TransformersEngine(policy, ())
     for _ in range(2):
@@ -77,12 +74,12 @@ def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch):
     assert captured["captured"] == of_round  # what the first round captured, the second one uses
 
 
-def test_what_does_not_fit_beside_the_update_is_dropped(make_policy, captured):
+def test_what_does_not_fit_beside_the_update_is_dropped(make_policy, captured, monkeypatch):
     policy = make_policy("bytes", 2)
     engine = TransformersEngine(policy, ())
     prompts = {0: policy.encode("the town")}
-    for kept, captures in ((0, 1), (0, 2), (2**40, 2)):
-        captured["kept"] = kept
+    for kept, captures in ((0, 1), (0, 2), (0.1, 2)):
+        monkeypatch.setattr(model_runner, "KEPT_FRACTION", kept)
         engine.reset()
         generate(engine, prompts, 9, 0.0)
         assert captured["captured"] == captures

@@ -16,7 +16,7 @@ def test_merged_adapters_follow_the_weights(make_policy):
         torch.nn.init.normal_(parameter, std=0.2)
     backbone = model.base_model
     merged, called = (llama.CastWeights(backbone, torch.float32, merges=merges) for merges in (True, False))
-    before = [weight.data_ptr() for weight, _ in merged._weights.values()]
+    before = [weight.data_ptr() for weight, *_ in merged._weights.values()]
     for _ in range(2):
         with torch.no_grad():
             for name in ("qkv", "gate_up"):
@@ -25,7 +25,7 @@ def test_merged_adapters_follow_the_weights(make_policy):
             for name, parameter in model.named_parameters():
                 parameter.add_(0.1 if "lora_" in name else 0.0)
         merged.refresh()
-    assert before == [weight.data_ptr() for weight, _ in merged._weights.values()]
+    assert before == [weight.data_ptr() for weight, *_ in merged._weights.values()]
     assert merged.nbytes > called.nbytes == 0
 
 

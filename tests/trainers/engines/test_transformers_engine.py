@@ -69,14 +69,13 @@ def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
             contexts[key] = prompts[key] + done[key].tokens
 
 
-@pytest.mark.parametrize("new_tokens", [1, 5])
-def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
+def test_asking_again_gives_the_same_answer(make_policy):
     """A prompt that is all in the cache already has no new ids to run; it must not be answered from thin air."""
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, ())
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    first = generate(engine, prompts, new_tokens, 0.0)
-    assert generate(engine, prompts, new_tokens, 0.0) == first
+    first = generate(engine, prompts, 5, 0.0)
+    assert generate(engine, prompts, 5, 0.0) == first
     shorter = {key: ids + first[key].tokens[:-1] for key, ids in prompts.items()}
     assert [c.tokens[0] for c in generate(engine, shorter, 1, 0.0).values()] == [c.tokens[-1] for c in first.values()]
 
@@ -170,21 +169,6 @@ def test_a_pad_token_that_the_model_does_not_know(make_policy):
     assert {key: one.tokens for key, one in found.items()} == {key: one.tokens for key, one in expected.items()}
 
 
-def test_weights_that_were_not_finite_leave_nothing_behind(make_policy):
-    policy = make_policy("bytes")
-    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    engine, good = TransformersEngine(policy, ()), copy.deepcopy(policy.model.state_dict())
-    expected = generate(engine, prompts, 9, 0.0)
-    engine.reset()
-    with torch.no_grad():
-        policy.model.get_input_embeddings().weight.fill_(torch.nan)
-    generate(engine, {key: ids * 3 for key, ids in prompts.items()}, 9, 1.0)
-    policy.model.load_state_dict(good)
-    engine.reset()
-    found = generate(engine, prompts, 9, 0.0)
-    assert {key: one.logprobs for key, one in found.items()} == {key: one.logprobs for key, one in expected.items()}
-
-
 def test_padding_does_not_count_in_the_window(make_policy):
     """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
     policy = make_policy("bytes", 3)
@@ -215,21 +199,3 @@ def test_tokens_that_go_through_the_model_are_counted(make_policy):
     engine.processed.clear()
     generate(engine, {0: [5]}, 3, 0.0)
     assert engine.processed == {"decode": 3, "decode_steps": 3}
-
-
-def test_buffers_that_are_kept_over_a_reset_change_no_turn(make_policy, monkeypatch):
-    """What an earlier rollout left in them, with other weights, longer conversations and more rows, is void."""
-    policy = make_policy("bytes")
-    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    engine = TransformersEngine(policy, ())
-    generate(engine, {key: ids * 3 for key, ids in prompts.items()} | {9: policy.encode("no")}, 30, 0.0)
-    kept = engine._runner._kv_cache
-    engine.reset()
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.1)
-    assert generate(engine, prompts, 20, 0.0) == generate(TransformersEngine(policy, ()), prompts, 20, 0.0)
-    assert engine._runner._kv_cache is kept
-    monkeypatch.setattr("trainers.engines.model_runner.KEPT_FRACTION", 0)
-    engine.reset()
-    assert engine._runner._kv_cache is not kept

@@ -115,11 +115,8 @@ def test_weights_are_loaded_when_they_have_changed(policy):
 
 
 def test_what_cannot_work_is_refused(policy, monkeypatch):
-    for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="kv_gib must be above 0"):
-            VLLMEngine(policy, (), kv_gib=wrong)
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"agent-r1-envs\[vllm\]"):
+    with pytest.raises(ImportError, match=r"\[vllm\]"):
         VLLMEngine(policy, ())
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
@@ -195,30 +192,6 @@ def test_turns_end_by_their_tokens_whatever_the_server_takes_for_a_stop(policy, 
     assert {c.finish_reason for c in done.values()} == {"stop", "length"}
     for key, turn in done.items():
         assert_logprobs(policy, prompts[key], turn)
-
-
-def test_a_stop_string_in_a_thought_ends_the_servers_answer_and_not_the_turn(policy, connect):
-    """vLLM knows nothing of thoughts: it stops there, and is asked to go on."""
-    prompt = policy.prompt_ids("", "Who?")
-    said = policy.encode("<think>Is it <answer>a</answer> or </search>?</think> <answer>b</answer> and more")
-
-    class Says(Played):
-        def completions(self, body):
-            if body["prompt"][: len(prompt)] != prompt or not body["stop"]:
-                return super().completions(body)
-            rest = said[len(body["prompt"]) - len(prompt) :][: body["max_tokens"]]
-            texts = [policy.tokenizer.decode(rest[:n]) for n in range(1, len(rest) + 1)]
-            count = next((n for n, text in enumerate(texts, 1) if any(s in text for s in body["stop"])), len(rest))
-            choice = {"token_ids": rest[:count], "logprobs": {"token_logprobs": [-1.0] * count}}
-            return httpx.Response(200, json={"choices": [choice | {"finish_reason": "stop"}]})
-
-    played = Says(policy)
-    engine = connect(policy, ("</answer>", "</search>"), played)
-    done = generate(engine, {0: prompt}, 100, 1.0)[0]
-    assert (policy.tokenizer.decode(done.tokens), done.finish_reason) == (
-        "<think>Is it <answer>a</answer> or </search>?</think> <answer>b</answer>", "stop",
-    )  # fmt: skip
-    assert sum(asked.get("prompt", [])[: len(prompt)] == prompt for asked in played.asked) == 3
 
 
 def test_the_server_is_told_what_to_cut_off(policy, connect):

@@ -84,7 +84,7 @@ def play(policy: Policy, draw, temperature: float) -> list[Trajectory]:
             grown = contexts[i] + done.tokens + draw(ids)
             kept = draw(st.sampled_from(["all", "all", "end", "nothing"]))
             contexts[i] = {"all": grown, "end": grown[-6:], "nothing": draw(ids)}[kept]
-    assert engine._runner._runs_as_llama == (policy.model.config.model_type != "gemma")
+    assert engine.runner._runs_as_llama == (policy.model.config.model_type != "gemma")
     return episodes
 
 

@@ -80,6 +80,6 @@ def test_elsewhere_the_model_is_as_it_was(policy, make_policy):
     done = []
     for each in (policy, other):
         engine = TransformersEngine(each, ())
-        engine._runner._runs_as_llama = False
+        engine.runner._runs_as_llama = False
         done.append([c.tokens for c in generate(engine, prompts, 8, 0.0).values()])
     assert done[0] == done[1]
