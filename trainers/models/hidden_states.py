@@ -135,7 +135,7 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
         if reason is None:
             return best
         config._attn_implementation = usual
-        warnings.warn(f"updates are slower, in padded rows: {best}, {reason}", stacklevel=2)
+        warnings.warn(f"updates are slower, in padded rows ({best}: {reason})", stacklevel=2)
     with torch.no_grad():
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 

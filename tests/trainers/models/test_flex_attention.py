@@ -64,7 +64,7 @@ def test_what_is_tried_on_a_gpu(make_policy, monkeypatch, broken):
         assert policy.model.config._attn_implementation == flex_attention.ATTENTION_NAME
         return
     monkeypatch.setattr(flex_attention, "pack_trees", wrong)
-    with pytest.warns(UserWarning, match="not packed for FlexAttention: hidden states"):
+    with pytest.warns(UserWarning, match=r"in padded rows \(packed: hidden states"):
         assert policy.tree_attention == "masked"
     assert policy.model.config._attn_implementation == "sdpa"
 
