@@ -124,54 +124,40 @@ def test_text_without_a_call_is_no_answer(kind):
     assert NATIVE.parse(chat.decode_action([], TOOLS)).error
 
 
-MALFORMED = {
+MALFORMED = {  # beside calls that are cut: see test_thoughts.py
     "hermes": [
-        '<tool_call>{"name": "search", "arguments": {"query": "a"}}',
         '<tool_call>{"name": "search", "arguments": {"query": "a"</tool_call>',
         '<tool_call>{"name": "search", "parameters": {}}</tool_call>',
         '<tool_call>["search"]</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {}, "id": 1}</tool_call>',
         "Zug</tool_call>",
         '<tool_call>{"name": "search", "arguments": {}}</tool_call><tool_response>x</tool_response>',
-        "<think>Zug",
     ],
     "qwen3.5": [
         "Zug",  # still in the thought that the prompt opened
         "</think><tool_call><function=search><parameter=query>a</function></tool_call>",
-        "</think><tool_call><function=search><parameter=query>a</parameter></tool_call>",
         "</think><tool_call>search</tool_call>",
         "</think><tool_call><function=search><parameter=query>a</parameter><parameter=query>b</parameter></function></tool_call>",
         "</think><function=search></function>",
     ],
-    "glm": [
-        "<tool_call>search<arg_key>query</arg_key></tool_call>",
-        "<tool_call>search\n<arg_key>query</arg_key><arg_value>a",
-        "<tool_call></tool_call>",
-    ],
+    "glm": ["<tool_call>search<arg_key>query</arg_key></tool_call>", "<tool_call></tool_call>"],
     "llama3.1": [
-        '{"name": "search", "parameters": {"query": "a"}',
         '{"name": "search", "parameters": {"query": "a"}} and then',
         '{"name": "search", "parameters": {}}; {"name": "search", "parameters": {}}',  # its template writes one
         '{"name": "search", "parameters": "a"}',
         "I call <|python_tag|>",
     ],
-    "mistral": [
-        '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}',
-        "[TOOL_CALLS]",
-        '[TOOL_CALLS] [{"name": "search", "arguments": {}, "id": 1}]',
-        "[TOOL_RESULTS] Zug",
-    ],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_RESULTS] Zug"],
     "lfm2": [
-        "<|tool_call_start|>[search(query='a')",
         "<|tool_call_start|>[search(query='a)]<|tool_call_end|>",
         "<|tool_call_start|>[search('a')]<|tool_call_end|>",
         "<|tool_call_start|>[search(query='a', query='b')]<|tool_call_end|>",
         "<|tool_call_start|>[search(query=a)]<|tool_call_end|>",
         "<|tool_call_start|>[]<|tool_call_end|>",
-        '<|tool_call_start|>{"query": "a"}<|tool_call_end|>',
     ],
     "deepseek": [
         "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n[1]\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"query": "a"}<｜tool▁call▁end｜>',
     ],
     "muse": [
         "Zug",
@@ -179,13 +165,8 @@ MALFORMED = {
         " to=search<|message|>a<|eot|>",
         ' to=search<|message|><atem:function_calls><atem:invoke name="search"></atem:function_calls><|eot|>',
     ],
-    "gpt-oss": [
-        "Zug",
-        "<|channel|>analysis<|message|>Zug",
-        " to=functions.search<|channel|>commentary json<|message|>a",
-    ],
+    "gpt-oss": ["Zug", "<|channel|>analysis<|message|>Zug"],
     "gemma4": [
-        '<|tool_call>call:search{query:<|"|>a<|"|>}',
         '<|tool_call>call:search{query:<|"|>a}<tool_call|>',
         "<|tool_call>call:search{query:a}<tool_call|>",
         "<|tool_call>search{}<tool_call|>",
