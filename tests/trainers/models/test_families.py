@@ -5,162 +5,28 @@ import warnings
 
 import pytest
 import torch
+from family_models import EXPERTS, FAMILIES, MIXED, ROWS, batch_of, build, plain_logprobs
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
-from test_agreement import batch_of
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from trainers.checkpoints import checkpoint
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models.hidden_states import round_experts, round_frozen
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, trainable_parameters
-from trainers.models.policy import Policy
 from trainers.trajectory import Step, Trajectory, collate
 
-WINDOW = 12
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-DELTA = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
-MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
-
-# Layers run by ourselves, by the library over our cache, over its own or over none; and what is not as in Llama.
-FAMILIES = {
-    "llama": ("ours", {}),
-    "mistral": ("ours", {"sliding_window": WINDOW}),
-    "qwen2": ("ours", {}),
-    "qwen3": ("ours", {}),
-    "mixtral": ("layers", {**EXPERTS, "sliding_window": WINDOW}),
-    "qwen2-windows": ("layers", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
-    "qwen3_moe": ("layers", EXPERTS),
-    "gpt2": ("layers", {}),
-    "gpt_neox": ("layers", {}),
-    "opt": ("layers", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
-    "falcon": ("layers", {"head_dim": None}),
-    "gemma": ("layers", {}),
-    "gemma2": ("layers", {**MIXED, "final_logit_softcapping": 2.0}),
-    "gemma3_text": ("layers", MIXED),
-    "phi3": ("layers", {"sliding_window": WINDOW}),
-    "cohere": ("layers", {"logit_scale": 0.3}),
-    "cohere2": ("layers", {**MIXED, "logit_scale": 0.3}),
-    "granite": ("layers", {"logits_scaling": 3.0}),
-    "olmo2": ("layers", {}),
-    "olmo3": ("layers", MIXED),
-    "glm4": ("layers", {}),
-    "gpt_oss": ("layers", {**EXPERTS, **MIXED}),
-    "nanochat": ("layers", {"final_logit_softcapping": 2.0}),
-    "smollm3": ("layers", {"no_rope_layers": [1, 0]}),
-    "deepseek_v3": ("layers", {**EXPERTS, **LATENT}),
-    "gpt_neo": ("library", {"attention_types": [[["global", "local"], 1]], "window_size": 256}),  # wider than any probe
-    "mpt": ("layers", {"n_heads": 4, "n_layers": 2, "d_model": 32, "max_seq_len": 4096}),
-    "bloom": ("library", {"n_head": 4, "n_layer": 2}),
-    "falcon-alibi": ("library", {"head_dim": None, "alibi": True}),
-    "llama4_text": (
-        "library",
-        {
-            **EXPERTS,
-            "num_local_experts": 2,
-            "attention_chunk_size": WINDOW,
-            "intermediate_size_mlp": 64,
-            "layer_types": ["chunked_attention", "full_attention"],
-            "no_rope_layers": [1, 0],
-        },
-    ),
-    "qwen3_next": ("library", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 16}),
-    "qwen3_5_text": ("library", DELTA),
-    "granitemoehybrid": (
-        "library",
-        {
-            **EXPERTS,
-            **MAMBA2,
-            "layer_types": ["mamba", "attention"],
-            "shared_intermediate_size": 32,
-            "logits_scaling": 3.0,
-        },
-    ),
-    "lfm2": ("library", {"layer_types": ["conv", "full_attention"]}),
-    "jamba": (
-        "library",
-        {
-            **EXPERTS,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 2,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "mamba": ("library", {"state_size": 4, "time_step_rank": 2}),
-    "mamba2": ("library", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16}),
-    "rwkv": ("library", {"attention_hidden_size": 32}),
-    "xlstm": ("nothing", {"embedding_dim": 32, "num_blocks": 2, "num_heads": 2, "chunk_size": 16, "mode": "inference"}),
-}
-# Of those over our cache, the ones whose sequences run by themselves in an update: others run as prefix trees.
-ROWS = {"mistral", "mixtral", "qwen2-windows", "gemma2", "gemma3_text", "phi3", "cohere2", "olmo3", "gpt_oss", "mpt"}
 every_family = pytest.mark.parametrize("family", FAMILIES)
+WITH_ADAPTERS = "llama", "seed_oss", "qwen3", "gemma"
 
 
-def build(tokenizers, family: str, lora: bool = False) -> Policy:
-    """A small policy of a family, all of whose weights matter."""
-    tokenizer, options = tokenizers["bytes"], FAMILIES[family][1]
-    common = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 4096,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-        "pad_token_id": 0,
-    }
-    config = AutoConfig.for_model(
-        family.split("-")[0], **{name: value for name, value in {**common, **options}.items() if value is not None}
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    if lora:
-        with warnings.catch_warnings(action="ignore"):
-            add_lora(model, 2, 4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.15
-    return Policy(model, tokenizer)
-
-
-def plain_logprobs(policy: Policy, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """The log-probability of each token but the first, by the model as the library has it."""
-    logp = (policy.model(torch.tensor([ids]), use_cache=False).logits[0].float() / temperature).log_softmax(-1)
-    return logp[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-
-
-@every_family
-def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
+@pytest.mark.parametrize(
+    ("family", "lora"), [*((family, False) for family in FAMILIES), *((family, True) for family in WITH_ADAPTERS)]
+)
+def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family, lora):
     """Over turns of conversations of different lengths, which outgrow windows, blocks and chunks beside longer ones."""
-    policy, how = build(tokenizers, family), FAMILIES[family][0]
+    policy, how = build(tokenizers, family, lora), FAMILIES[family][0]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine = TransformersEngine(policy, ())
@@ -189,10 +55,7 @@ def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mixtral", "qwen3_5_text", "granitemoehybrid"])
 def test_in_bfloat16_what_was_sampled_is_near(tokenizers, family):
     """Beside an adapter, where experts are stored in it; the head and what comes after it stay float32."""
-    policy = build(tokenizers, family, lora=True)
-    policy.dtype = torch.bfloat16
-    round_frozen(policy.model)
-    round_experts(policy.model)
+    policy = build(tokenizers, family, lora=True, dtype=torch.bfloat16)
     with warnings.catch_warnings(action="ignore"):
         engine = TransformersEngine(policy, ())
     prompts = {0: [7, 8, 9], 1: [*range(40, 70)]}

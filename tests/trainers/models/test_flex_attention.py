@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from family_models import batch_of
 from hypothesis import given, settings
-from test_agreement import batch_of, families
+from test_agreement import branching_rows
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -31,7 +32,7 @@ def both_ways(policy, batch):
     return alone[node_index[real]], packed[packed_index[real]], len(packed)
 
 
-@given(rows=families)
+@given(rows=branching_rows)
 @settings(max_examples=10, deadline=None)
 def test_hidden_states_are_those_of_single_rows(policy, rows):
     alone, packed, size = both_ways(policy, batch_of(rows))

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_agreement import build
+from family_models import build
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -108,7 +108,7 @@ def test_tokens_of_forward_passes_are_counted(make_policy, batch):
 
 
 def test_layers_run_in_bfloat16_and_nothing_else_does(tokenizers, batch):
-    policy = build(tokenizers, "tied seed-oss", dtype=torch.float32, width=256)
+    policy = build(tokenizers, "seed_oss", dtype=torch.float32, width=256)
     policy.dtype, seen = torch.bfloat16, {}
     for name in ("q_proj", "o_proj"):
         module = getattr(policy.model.model.layers[1].self_attn, name)
@@ -132,7 +132,7 @@ def test_layers_run_in_bfloat16_and_nothing_else_does(tokenizers, batch):
 
 
 def test_frozen_layers_in_bfloat16_are_what_they_were_rounded_to_before(tokenizers, batch):
-    policy = build(tokenizers, "tied seed-oss", lora=True, width=256)
+    policy = build(tokenizers, "seed_oss", lora=True, width=256)
     policy.dtype = torch.bfloat16
     with torch.no_grad():
         expected = policy.logprobs(batch)[0]
