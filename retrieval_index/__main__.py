@@ -9,8 +9,6 @@ Examples:
     python -m retrieval_index serve --index my-index --port 8000
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable
@@ -187,11 +185,7 @@ def _describe(index: Path, manifest: dict) -> None:
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "build": build,
-    "search": search,
-    "info": info,
-    "verify": verify,
-    "serve": serve,
+    command.__name__: command for command in (build, search, info, verify, serve)
 }
 
 

@@ -3,8 +3,6 @@
 A large request asks for one part after another, each a quarter of a search, so small ones get their turn between them.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

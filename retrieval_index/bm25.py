@@ -12,15 +12,13 @@ The stored form is that of bm25s (Lù 2024, arXiv 2407.03618): the score of ever
 build time. bm25s itself holds the whole corpus in memory as Python lists and has no statistics beyond one index.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -81,7 +79,7 @@ class BM25Index(Index):
         statistics: Statistics | None = None,
         work: Path | None = None,
         track: Track = silent,
-    ) -> BM25Index:
+    ) -> Self:
         """Index title and text of every passage.
 
         Args:
@@ -102,7 +100,6 @@ class BM25Index(Index):
         return cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, **analyzer.parameters})
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`."""
         from retrieval_index import kernel
 
         k = min(check_request(queries, k), len(self.corpus))
@@ -144,12 +141,11 @@ class BM25Index(Index):
             return now
 
     def write(self, folder: Path) -> None:
-        """Write what the backend needs beside the corpus."""
         for name, array in zip(FILES, self.files, strict=True):
             durable.save_array(array, folder / f"{name}.npy")
 
     @classmethod
-    def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> BM25Index:
+    def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> Self:
         """Read what `write` wrote: the terms at once, and postings when they are needed, see `verified_array`."""
         keys, scores, rows, starts, maxima = (folder / f"{name}.npy" for name in FILES)
         postings = VerifiedArray(scores), VerifiedArray(rows), read_array(starts), read_array(maxima)

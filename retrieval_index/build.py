@@ -1,7 +1,5 @@
 """Build and open searchers, from passages or from a folder."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

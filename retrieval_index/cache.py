@@ -1,7 +1,5 @@
 """A memory of recent queries. In group rollouts the same questions are asked again and again."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 
@@ -36,7 +34,6 @@ class CachedSearcher:
         return getattr(self.searcher, name)
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
         k = check_request(queries, k)
         with self._lock:
             known = {query: self._found[query, k] for query in set(queries) if (query, k) in self._found}

@@ -1,7 +1,5 @@
 """Search an index that a server holds: `python -m retrieval_index serve`, or Search-R1's own retrieval server."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -112,7 +110,7 @@ class RemoteSearcher:
                 time.sleep(pause)
         raise SearchFailed(f"{self.url} failed {1 + self.retries} times, at last with {cause}") from failure
 
-    def _client(self) -> httpx.Client:
+    def _client(self) -> "httpx.Client":
         import httpx
 
         if self._connections is None or self._process != os.getpid():
@@ -130,7 +128,7 @@ def _detail(answer: bytes) -> str:
         return answer[:200].decode("utf-8", "replace")
 
 
-def _retry_after(headers: httpx.Headers) -> float:
+def _retry_after(headers: "httpx.Headers") -> float:
     """Seconds that the server asks to wait; 0 if it does not say so in seconds."""
     try:
         return min(max(float(headers["Retry-After"]), 0.0), LONGEST_PAUSE)

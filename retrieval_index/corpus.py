@@ -4,8 +4,6 @@ The stored form is one line of canonical JSON a passage (`passages.jsonl`) and t
 (`offsets.npy`): any passage is one read away.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html.entities
 import json
@@ -18,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Self
 from zlib import crc32
 
 import numpy as np
@@ -115,24 +114,20 @@ class Corpus(Sequence[Passage]):
 
     duplicates_left_out = 0  # passages of a title and text that had come before
 
-    def __init__(self, passages: Iterable[Passage] | _StoredPassages | _JoinedPassages):
+    def __init__(self, passages: "Iterable[Passage] | _StoredPassages | _JoinedPassages"):
         self._rows: list[Passage] | _StoredPassages | _JoinedPassages = (
             passages if isinstance(passages, _StoredPassages | _JoinedPassages) else list(passages)
         )
 
     @classmethod
-    def open(cls, folder: str | Path) -> Corpus:
-        """Open the corpus that `write` left in `folder`; passages are read when asked for."""
+    def open(cls, folder: str | Path) -> Self:
+        """Open the corpus that `write_passages` left in `folder`; passages are read when asked for."""
         return cls(_StoredPassages(folder))
 
     @classmethod
-    def join(cls, corpora: list[Corpus]) -> Corpus:
+    def join(cls, corpora: list[Self]) -> Self:
         """One corpus after the other, as one."""
         return cls(_JoinedPassages(corpora))
-
-    def write(self, folder: str | Path) -> None:
-        """Store the corpus in an existing folder as `passages.jsonl` and `offsets.npy`."""
-        write_passages(self, folder)
 
     def with_score(self, row: int, score: float) -> Passage:
         """The passage of a row as a search result."""
@@ -165,16 +160,15 @@ class Corpus(Sequence[Passage]):
         return len(self._rows)
 
     def __getitem__(self, row):
-        if isinstance(row, slice):
-            return [self._rows[number] for number in range(len(self))[row]]
-        return self._rows[row]
+        rows = range(len(self))[row]  # negative rows count from the end, and a row outside raises IndexError
+        return self._rows[rows] if isinstance(rows, int) else [self._rows[number] for number in rows]
 
     def __iter__(self) -> Iterator[Passage]:
         return self.passages(0, len(self))
 
 
 def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
-    """Stream passages into the stored form; only the offsets (8 bytes a passage) are held in memory."""
+    """Stream passages into an existing folder, in the stored form; only the offsets (8 bytes a passage) are in memory."""
     offsets = array("q", [0])
     with open(Path(folder) / PASSAGES_FILE, "wb") as blob:
         for passage in passages:
@@ -210,10 +204,8 @@ class _StoredPassages:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> Passage:
-        row = range(len(self))[row]  # negative rows count from the end, and a row outside raises IndexError
         line = self._read(self._starts[row], self._starts[row + 1])
-        if self._sums is not None and crc32(line) != self._sums[row]:
-            raise self._changed(row)
+        self._check(row, line)
         return _decode_passage(line)
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
@@ -223,9 +215,8 @@ class _StoredPassages:
             end = int(np.searchsorted(self.offsets[: stop + 1], self.offsets[start] + _CHUNK, side="right")) - 1
             end = max(end, start + 1)
             chunk = self._read(self._starts[start], self._starts[end])
-            for row, line in enumerate(chunk.splitlines(keepends=True) if self._sums else (), start):
-                if self._sums is not None and crc32(line) != self._sums[row]:
-                    raise self._changed(row)
+            for row, line in enumerate(chunk.splitlines(keepends=True), start):
+                self._check(row, line)
             yield chunk
             start = end
 
@@ -234,11 +225,12 @@ class _StoredPassages:
             for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
                 yield _decode_passage(line)
 
-    def _changed(self, row: int) -> IndexCorrupt:
-        return IndexCorrupt(
-            f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
-            "opened. Copy the index again, or build it again."
-        )
+    def _check(self, row: int, line: bytes) -> None:
+        if self._sums is not None and crc32(line) != self._sums[row]:
+            raise IndexCorrupt(
+                f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
+                "opened. Copy the index again, or build it again."
+            )
 
     def _read(self, start: int, stop: int) -> bytes:
         content = os.pread(self.file.fileno(), stop - start, start)
@@ -258,6 +250,5 @@ class _JoinedPassages:
         return self.starts[-1]
 
     def __getitem__(self, row: int) -> Passage:
-        row = range(len(self))[row]
         part = bisect_right(self.starts, row) - 1
         return self.corpora[part][row - self.starts[part]]

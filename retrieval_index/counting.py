@@ -6,8 +6,6 @@ A term is known by its key, 16 bytes of its BLAKE2b hash: keys can be memory-map
 index of ten million terms costs nothing. The odds that any two of them share one are 1 in 10²⁴.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,12 +1,11 @@
 """Dense retrieval: vectors from an encoder, searched by FAISS (see `vectors.py`)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class DenseIndex(Index):
         factory: str = "Flat",
         work: Path | None = None,
         track: Track = silent,
-    ) -> DenseIndex:
+    ) -> Self:
         """Encode title and text of every passage.
 
         Args:
@@ -78,7 +77,6 @@ class DenseIndex(Index):
         return cls(corpus, encoder, index, None if lossless else encoded, parameters)
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`."""
         k = min(check_request(queries, k), len(self.corpus))
         if len(queries) == 0:
             return np.zeros((0, k), np.int64), np.zeros((0, k), np.float32)
@@ -89,7 +87,6 @@ class DenseIndex(Index):
         return rows, scores
 
     def write(self, folder: Path) -> None:
-        """Write what the backend needs beside the corpus."""
         import faiss
 
         self.encoder.write(folder)
@@ -103,9 +100,7 @@ class DenseIndex(Index):
             durable.save_array(self.vectors, folder / VECTORS_FILE)
 
     @classmethod
-    def open(
-        cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None
-    ) -> DenseIndex:
+    def open(cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None) -> Self:
         """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `verified_array`."""
         index = vectors.read(folder / INDEX_FILE, parameters["search"])
         path = folder / VECTORS_FILE

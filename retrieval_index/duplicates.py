@@ -1,7 +1,5 @@
 """Leaving out passages that came before, and counting them."""
 
-from __future__ import annotations
-
 import struct
 from array import array
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ A rename is atomic, but does not decide when the content of the file reaches the
 stand for an empty file. So content goes to the disk before the rename, and the folder that holds the name after it.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,12 +1,10 @@
 """Text to vectors for dense retrieval: the `Encoder` protocol, and an embedded encoder that needs no download."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -30,25 +28,20 @@ class Encoder(Protocol):
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        ...
 
     @property
     def parameters(self) -> dict:
         """JSON-able: they tell in the manifest which encoder made an index, and must differ between any two encoders
         that give different vectors."""
-        ...
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """float32 [len(texts), dimension], each row of norm 1, or 0 if the encoder knows nothing of the text."""
-        ...
 
     def encode_queries(self, texts: list[str]) -> np.ndarray:
         """The same for queries, which some models encode in another way than passages."""
-        ...
 
     def write(self, folder: Path) -> None:
         """Store in `folder` whatever encoding will need later."""
-        ...
 
 
 class SvdEncoder:
@@ -69,16 +62,13 @@ class SvdEncoder:
 
     @cached_property
     def parameters(self) -> dict:
-        """See `Encoder`. The fingerprint reads all of the components."""
         digest = hashlib.sha256(json.dumps(self.terms).encode())
         for array in (self.idf, self.components):
             digest.update(np.ascontiguousarray(array).data)
         return {"encoder": "tfidf-svd", "dimension": self.dimension, "fingerprint": digest.hexdigest()}
 
     @classmethod
-    def fit(
-        cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent
-    ) -> SvdEncoder:
+    def fit(cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent) -> Self:
         """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept.
         Raises ValueError if there is no word to learn."""
         from sklearn.utils.extmath import randomized_svd
@@ -102,7 +92,6 @@ class SvdEncoder:
         return vectorizer
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """See `Encoder.encode`. Texts without a known word have the zero vector."""
         vectors = np.asarray(self._fitted.transform(texts) @ self.components, dtype=np.float32)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors / np.where(norms > 0, norms, 1)
@@ -110,14 +99,12 @@ class SvdEncoder:
     encode_queries = encode
 
     def write(self, folder: Path) -> None:
-        """See `Encoder.write`."""
         (folder / TERMS_FILE).write_text(json.dumps(self.terms, ensure_ascii=False), encoding="utf-8")
         np.save(folder / IDF_FILE, self.idf, allow_pickle=False)
         np.save(folder / COMPONENTS_FILE, self.components, allow_pickle=False)
 
     @classmethod
-    def open(cls, folder: Path) -> SvdEncoder:
-        """Read what `write` wrote."""
+    def open(cls, folder: Path) -> Self:
         idf, components = read_array(folder / IDF_FILE), read_array(folder / COMPONENTS_FILE)
         return cls(json.loads(read_bytes(folder / TERMS_FILE)), idf, components)
 

@@ -4,8 +4,6 @@ A row is what its format gives, mostly a dict; its number is the line, record or
 Text files may be compressed with gzip or Zstandard. Whatever is broken or cut off is a ValueError, never a short read.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,9 +1,8 @@
 """Several indexes over one corpus, their rankings fused by reciprocal rank (Cormack, Clarke & Büttcher 2009)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -48,13 +47,13 @@ class HybridIndex(Index):
         exact_title: bool = True,
         work: Path | None = None,
         track: Track = silent,
-    ) -> HybridIndex:
+    ) -> Self:
         """Build BM25 and dense, see `BM25Index.build` and `DenseIndex.build`."""
         lexical = BM25Index.build(corpus, title_weight=title_weight, exact_title=exact_title, work=work, track=track)
         return cls([lexical, DenseIndex.build(corpus, encoder=encoder, factory=factory, work=work, track=track)])
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`. At most as many rows match as the parts found, of each at least 100."""
+        """Rank what the parts found, of each at least 100 rows."""
         k = min(check_request(queries, k), len(self.corpus))
         rankings = [part.top_k(queries, max(k, DEPTH))[0] for part in self.parts]
         rows, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), np.float32)
@@ -64,15 +63,14 @@ class HybridIndex(Index):
         return rows, scores
 
     def write(self, folder: Path) -> None:
-        """Write what the parts need beside the corpus."""
         if len(self.parameters["parts"]) < len(self.parts):
             raise ValueError("a hybrid index with two parts of one kind cannot be saved")
         for part in self.parts:
             part.write(folder)
 
     @classmethod
-    def open(cls, folder: Path, corpus: Corpus, parameters: dict, **options) -> HybridIndex:
-        """Read what `write` wrote; `options` go to the dense part."""
+    def open(cls, folder: Path, corpus: Corpus, parameters: dict, **options) -> Self:
+        """`options` go to the dense part."""
         kinds = {kind.backend: kind for kind in (BM25Index, RankBM25Index, DenseIndex)}
         parts: list[Index] = []
         for backend, own in parameters["parts"].items():

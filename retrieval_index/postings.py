@@ -4,14 +4,13 @@ The merge walks the terms in slices, one slice of all blocks in memory at a time
 for bit, the one made of a single block; shards scored with the statistics of all give the scores of one index.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Block:
         durable.publish(staging, folder)
 
     @classmethod
-    def open(cls, folder: Path) -> Block:
+    def open(cls, folder: Path) -> Self:
         """Map what `write` wrote. Close it soon: pages that were read count as memory of the process."""
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _FILES))
 
@@ -73,7 +72,7 @@ class Statistics:
     words: int
 
     @classmethod
-    def of(cls, blocks: list[Callable[[], Block]]) -> Statistics:
+    def of(cls, blocks: list[Callable[[], Block]]) -> Self:
         """Compute the statistics of the blocks of one corpus, or of one shard."""
         keys = np.zeros(0, KEY)
         for start in range(0, len(blocks), 16):  # a few at a time: most keys are in many blocks
@@ -87,7 +86,7 @@ class Statistics:
         return cls(keys, frequencies, passages, words)
 
     @classmethod
-    def sum(cls, parts: list[Statistics]) -> Statistics:
+    def sum(cls, parts: list[Self]) -> Self:
         """Combine the statistics of shards."""
         keys = np.unique(np.concatenate([part.keys for part in parts]))
         frequencies = np.zeros(len(keys), np.int64)

@@ -3,14 +3,14 @@
 Needs the extra `[encoders]`.
 """
 
-from __future__ import annotations
-
+import contextlib
 import hashlib
 import importlib.util
 import json
 import threading
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,6 @@ class PretrainedEncoder:
 
     @cached_property
     def dimension(self) -> int:
-        """Length of a vector."""
         return self._model.get_embedding_dimension()
 
     @cached_property
@@ -67,11 +66,9 @@ class PretrainedEncoder:
         }
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """See `Encoder.encode`."""
         return self._encode(texts, self.passage_prefix)
 
     def encode_queries(self, texts: list[str]) -> np.ndarray:
-        """See `Encoder.encode_queries`."""
         return self._encode(texts, self.query_prefix)
 
     def write(self, folder: Path) -> None:
@@ -97,20 +94,13 @@ class PretrainedEncoder:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of the names and contents of the files that decide the vectors: configurations, weights, tokenizer.
-
-    Of a model in two formats only the one that is loaded counts, so that a copy without the other is the same model.
-    """
-    modules = folder / "modules.json"
-    listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
-    files = {modules, folder / "sentence_bert_config.json"}
-    for part in {folder, *(folder / module["path"] for module in listed)}:
-        tokenizer = [part / "tokenizer.json"]
-        if not tokenizer[0].is_file():
-            tokenizer = [part / "vocab.txt", part / "vocab.json", part / "merges.txt", *part.glob("*.model")]
-        files |= {part / "config.json", *tokenizer, *_weights(part)}
+    """SHA-256 of the names and contents of the files that decide the vectors: configurations, weights, tokenizer. Of a
+    model in two formats only the one that is loaded counts."""
+    parts = {folder, *(folder / module["path"] for module in _read_json(folder / "modules.json"))}
+    files = {path for part in parts for path in _weights(part)}
+    files |= {path for part in parts for kind in ("*.json", "*.txt", "*.model") for path in part.glob(kind)}
     digest = hashlib.sha256()
-    for path in sorted(filter(Path.is_file, files)):
+    for path in sorted(files):
         with open(path, "rb") as content:
             name = path.relative_to(folder).as_posix()
             digest.update(f"{name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
@@ -134,25 +124,17 @@ def _folder_of(model: str) -> Path:
         if not any((Path(model) / name).is_file() for name in ("modules.json", "config.json")):
             raise ValueError(f"the folder {model} holds no model: there is no config.json")
         return Path(model).resolve()
+    if not hub.is_hub_id(model):
+        raise ValueError(f"there is no folder {model}, and it is no id of a model on the hub")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
+    with contextlib.suppress(LocalEntryNotFoundError):
         folder = Path(snapshot_download(model, local_files_only=True))
         if (folder / "modules.json").is_file() or _weights(folder):  # else a part of it was fetched
             return folder
-    except HFValidationError:
-        raise ValueError(f"there is no folder {model}, and it is no id of a model on the hub") from None
-    except LocalEntryNotFoundError:
-        pass
     hub.check_model(model)
-    try:
-        return Path(snapshot_download(model, ignore_patterns=_NOT_LOADED))
-    except OSError as error:
-        raise ValueError(
-            f"no model {model!r}: it is no folder, not in the hub's cache, and could not be downloaded ({error}). "
-            "Fetch it elsewhere, copy its folder here, and name the folder."
-        ) from error
+    return Path(snapshot_download(model, ignore_patterns=_NOT_LOADED))
 
 
 def _own_prefixes(folder: Path, name: str) -> tuple[str, str]:
@@ -167,5 +149,5 @@ def _own_prefixes(folder: Path, name: str) -> tuple[str, str]:
     return (_BGE, "") if "bge-" in known and "-en" in known else ("", "")
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,7 +1,5 @@
 """Progress of long work: builders wrap their loops in a `Track`, which draws a bar, or nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

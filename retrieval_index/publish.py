@@ -4,8 +4,6 @@ The work goes on in a hidden folder beside the destination; one that a killed pr
 a build of the same request, and thrown away by any other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

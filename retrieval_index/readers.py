@@ -4,8 +4,6 @@ The name of a file gives its format. The fields of its first row give the kind o
 and DPR, or questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs. Text and Markdown are cut into passages.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

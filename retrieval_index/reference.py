@@ -1,8 +1,7 @@
 """BM25 by rank_bm25: what the faster index is tested against, and can be swapped for."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -43,12 +42,11 @@ class RankBM25Index(Index):
         exact_title: bool = True,
         work: Path | None = None,
         track: Track = silent,
-    ) -> RankBM25Index:
+    ) -> Self:
         """Index title and text of every passage, see `BM25Index.build`."""
         return cls(corpus, Analyzer(title_weight, exact_title), track)
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`."""
         k = min(check_request(queries, k), len(self.corpus))
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
@@ -64,6 +62,5 @@ class RankBM25Index(Index):
         """Nothing: the corpus beside it is all there is to keep."""
 
     @classmethod
-    def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> RankBM25Index:
-        """Build again from the corpus."""
+    def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> Self:
         return cls(corpus, Analyzer.of(parameters))

@@ -1,7 +1,5 @@
 """The `Searcher` protocol, and functions that its implementations share."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Callable
@@ -24,7 +22,6 @@ class Searcher(Protocol):
     @property
     def corpus(self) -> Corpus:
         """The passages, by row number."""
-        ...
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         """The best passages of each query, best first, each with its `score` (higher is better).
@@ -37,7 +34,6 @@ class Searcher(Protocol):
                 integer.
             ValueError: `k` is less than 1.
         """
-        ...
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """The same ranking as arrays, for code that fuses or merges rankings.
@@ -46,11 +42,9 @@ class Searcher(Protocol):
             rows: int64 [len(queries), min(k, len(corpus))], row numbers of the corpus; -1 if nothing more matched.
             scores: float32, the same shape; 0 if `rows` is -1.
         """
-        ...
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder that `retrieval_index.load` opens; one already there is replaced in one step."""
-        ...
 
 
 class Index:
@@ -65,10 +59,9 @@ class Index:
     backend: str
     corpus: Corpus
     parameters: dict
-    reopen: Callable[[], Index] | None = None
+    reopen: Callable[[], "Index"] | None = None
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`."""
         raise NotImplementedError
 
     def write(self, folder: Path) -> None:
@@ -76,11 +69,9 @@ class Index:
         raise NotImplementedError
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
         return passages_of(self.corpus, *self.top_k(queries, k))
 
     def save(self, folder: str | Path) -> None:
-        """See `Searcher.save`."""
         store.save(self, folder)
 
     def __reduce__(self) -> tuple:

@@ -1,20 +1,15 @@
 """A corpus in shards, each an index of its own, on this machine or on servers; searched as one, exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.search import Index, Searcher, check_request
-
-T = TypeVar("T")
 
 
 class ShardedSearcher(Index):
@@ -45,7 +40,6 @@ class ShardedSearcher(Index):
         return Corpus.join([shard.corpus for shard in self.shards])
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`. If one shard fails, the search fails."""
         check_request(queries, k)
         found = self._ask(lambda shard: shard.search(queries, k))
         results = []
@@ -55,7 +49,6 @@ class ShardedSearcher(Index):
         return results
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searcher.top_k`; rows are those of `corpus`."""
         k = min(check_request(queries, k), len(self.corpus))
         found = self._ask(lambda shard: shard.top_k(queries, k))
         offsets = [0, *accumulate(len(shard.corpus) for shard in self.shards)]
@@ -64,10 +57,6 @@ class ShardedSearcher(Index):
         order = np.argsort(np.where(rows < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
-    def save(self, folder: str | Path) -> None:
-        """Unsupported: shards are built as such. Raises NotImplementedError."""
-        raise NotImplementedError("shards are written by retrieval_index.build_folder(..., shards=n)")
-
-    def _ask(self, request: Callable[[Searcher], T]) -> list[T]:
+    def _ask(self, request: Callable[[Any], Any]) -> list[Any]:
         with ThreadPoolExecutor(len(self.shards)) as pool:
             return list(pool.map(request, self.shards))

@@ -3,15 +3,13 @@
 It is verified before any reader parses a byte. Nothing is ever unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from retrieval_index.corpus import Corpus, write_line_sums
+from retrieval_index.corpus import Corpus, write_line_sums, write_passages
 from retrieval_index.durable import publish, sync_tree
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
 from retrieval_index.verified_array import IndexCorrupt, write_sums
@@ -24,7 +22,7 @@ _SAMPLES, _SAMPLE = 64, 1 << 14
 def save(index, folder: str | Path) -> None:
     """Write a `search.Index` and its corpus to `folder`, replacing an index already there in one step."""
     with publishing(folder) as staging:
-        index.corpus.write(staging)
+        write_passages(index.corpus, staging)
         index.write(staging)
         seal(staging, index.backend, index.parameters, index.corpus)
 

@@ -4,13 +4,11 @@ An index is searched with the terms that it was built of: the weights of the fie
 (`Analyzer.parameters`), and whoever changes `tokenize` raises `store.FORMAT_VERSION`.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 TITLE_WEIGHT = 3
 
@@ -76,7 +74,7 @@ class Analyzer:
         return {"title_weight": self.title_weight, "exact_title": self.exact_title}
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Analyzer:
+    def of(cls, parameters: Mapping[str, Any]) -> Self:
         """Make the analyzer of a manifest."""
         return cls(parameters["title_weight"], parameters["exact_title"])
 

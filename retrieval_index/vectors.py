@@ -4,8 +4,6 @@ A FAISS factory string names the kind of index. Kinds that compress (SQ, PQ, RaB
 scores are computed anew from the vectors themselves, kept as float16 in a file: a score is the cosine whatever the kind.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

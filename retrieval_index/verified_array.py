@@ -8,8 +8,6 @@ The checksums of ``name`` are beside it in ``name.sums``: 64 bits of SHA-256 for
 the passages. They are written last: a build under way reads its own files without.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

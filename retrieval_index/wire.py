@@ -8,8 +8,6 @@
 also sends the `title`, since one may contain a newline.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

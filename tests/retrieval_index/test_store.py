@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, IndexCorrupt, Passage, store
+from retrieval_index import IndexCorrupt, Passage, store
+from retrieval_index.corpus import write_passages
 
 QUERIES = ["river town", "film castle", "comet", "nothing-of-this"]
 
@@ -27,7 +28,7 @@ def same_results(one, other) -> bool:
 
 def test_a_folder_built_from_a_file_equals_one_built_in_memory(saved, passages, tmp_path):
     searcher, folder = saved
-    Corpus(passages).write(tmp_path)
+    write_passages(passages, tmp_path)
     retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", searcher.backend)
     loaded = retrieval_index.load(tmp_path / "index")
     assert type(loaded) is type(searcher) and same_results(searcher, loaded)
@@ -50,7 +51,7 @@ def test_an_index_that_was_replaced_is_not_sent_on_as_the_old_one(passages, tmp_
 
 @pytest.mark.parametrize("backend", ["bm25", "dense", "hybrid", "shards"])
 def test_a_loaded_index_is_pickled_as_its_folder(passages, tmp_path, backend):
-    Corpus(passages).write(tmp_path)
+    write_passages(passages, tmp_path)
     kind, shards = ("bm25", 2) if backend == "shards" else (backend, 1)
     retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", kind, shards=shards)
     loaded = retrieval_index.load(tmp_path / "index", verify="fast")
