@@ -1,11 +1,8 @@
 """Search over a corpus of passages.
 
     >>> import retrieval_index
-    >>> passages = [
-    ...     retrieval_index.Passage("1", "Toto", "Toto is a rock band from Los Angeles."),
-    ...     retrieval_index.Passage("2", "Oz", "Toto is Dorothy's dog."),
-    ... ]
-    >>> searcher = retrieval_index.build(passages)
+    >>> toto = retrieval_index.Passage("1", "Toto", "Toto is a rock band from Los Angeles.")
+    >>> searcher = retrieval_index.build([toto, retrieval_index.Passage("2", "Oz", "Toto is Dorothy's dog.")])
     >>> [passage.title for passage in searcher.search(["rock band"], k=1)[0]]
     ['Toto']
 

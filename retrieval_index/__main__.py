@@ -85,7 +85,6 @@ def search(
     /,
     index: Path,
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5,
-    verify: Verify = "fast",
     encoder: str | None = None,
 ) -> None:
     """Search an index and print the best passages.
@@ -94,23 +93,16 @@ def search(
         query: Query in plain words, in quotes.
         index: Folder that `build` wrote.
         k: Number of passages to print.
-        verify: Check of the files before the search; full reads all of them.
         encoder: Place of a dense index's model, if it has moved since the build.
     """
-    searcher = load(index, verify=verify, encoder=encoder)
+    searcher = load(index, verify="fast", encoder=encoder)
     passages = searcher.search([query], k)[0]
     if not passages:
         console.print("Nothing found: the index knows no word of the query (stop words do not count).")
     for rank, passage in enumerate(passages, start=1):
-        heading = Text.assemble(
-            (f"{rank}. ", "bold"),
-            (printable(passage.title), "bold cyan"),
-            (f"  score {passage.score:.3f}, id {printable(passage.id)}", "dim"),
-        )
-        console.print(heading)
-        text = Text(printable(passage.text))
-        text.highlight_words(query.split(), "bold", case_sensitive=False)
-        console.print(text, "\n", sep="")
+        found = f"score {passage.score:.3f}, id {printable(passage.id)}"
+        console.print(Text.assemble((f"{rank}. {printable(passage.title)}", "bold"), f"  {found}"))
+        console.print(Text(printable(passage.text)), "\n", sep="")
 
 
 def info(index: Path) -> None:

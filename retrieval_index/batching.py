@@ -94,15 +94,11 @@ class Batcher:
     async def _run(self) -> None:
         while self._parts:
             batch = self._next_batch()
-            try:
-                for part in batch:
-                    if await part.is_gone():
-                        part.settle(ClientGone("the client has disconnected"))
-                await self._answer([part for part in batch if not part.answer.done()])
-                await asyncio.sleep(0)  # requests that were answered in part add the next one
-            except Exception as error:  # whatever it is, nobody may wait for ever
-                for part in batch:
-                    part.settle(SearcherFailed(f"the batch failed: {type(error).__name__}: {error}"))
+            for part in batch:
+                if await part.is_gone():
+                    part.settle(ClientGone("the client has disconnected"))
+            await self._answer([part for part in batch if not part.answer.done()])
+            await asyncio.sleep(0)  # requests that were answered in part add the next one
 
     def _next_batch(self) -> list[_Part]:
         """The oldest part, and those of its k that fit into a search with it, oldest first."""

@@ -89,14 +89,11 @@ class BM25Index(Index):
             statistics: of the whole corpus, where this one is a shard of it.
             work: a folder for everything large of this corpus only; a killed build continues from it.
             track: reports progress.
-
-        Raises:
-            ValueError: there is no word to index, or an argument is out of range.
         """
         check_constants(k1, b)
         analyzer = Analyzer(title_weight, exact_title)
         blocks = count_corpus(corpus, analyzer, work, track)
-        keys, *postings = merge(blocks, statistics or Statistics.of(blocks), k1, b, work, track)
+        keys, *postings = merge(blocks, statistics, k1, b, work, track)
         return cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, **analyzer.parameters})
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +17,10 @@ from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
-from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
+from retrieval_index.encoder import Encoder, encoder_for
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
+from retrieval_index.pretrained import PretrainedEncoder
 from retrieval_index.progress import Track, progress_bars, silent
 from retrieval_index.publish import MANIFEST_FILE, publishing
 from retrieval_index.readers import files_in, read_passages
@@ -40,7 +40,6 @@ def build(
     backend: Backend = "bm25",
     *,
     keep_duplicates: bool = False,
-    progress: bool = False,
     **options,
 ) -> Index:
     """Build an index over passages, in memory.
@@ -50,21 +49,18 @@ def build(
         keep_duplicates: keep passages of equal title and text; by default they are taken once, and
             `corpus.duplicates_left_out` of the index counts the others.
         backend: "bm25", "rank-bm25" (slow), "dense" (vectors in FAISS) or "hybrid" (BM25 and dense, fused).
-        progress: draw progress bars on standard error.
         **options: of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build` ("rank-bm25" and "hybrid"
             take the last two); `encoder` and `factory` of `DenseIndex.build`, also for "hybrid".
 
     Raises:
-        ValueError: the backend or an option is unknown, there is nothing to index, or two different passages have one id
-            (unless `keep_duplicates`).
+        ValueError: an argument is unknown, there is nothing to index, or two different passages have one id.
     """
     index = _index_class(backend, options)
     unique = Deduplicated(passages, keep_duplicates)
     corpus = passages if isinstance(passages, Corpus) else Corpus(unique)
     if corpus is not passages:
         corpus.duplicates_left_out = unique.duplicates
-    with progress_bars() if progress else nullcontext(silent) as track:
-        return index.build(corpus, track=track, **options)
+    return index.build(corpus, **options)
 
 
 def build_folder(
@@ -85,13 +81,12 @@ def build_folder(
     Args:
         source, split: see `read_passages`.
         folder: folder of the index.
-        keep_duplicates: keep passages of equal title and text; by default they are stored once.
         shards: number of parts, each an index in its own folder, that are searched as one.
         progress: draw progress bars on standard error.
-        backend, **options: see `build`.
+        backend, keep_duplicates, **options: see `build`.
 
     Raises:
-        ValueError: a row of the source is invalid, an option is unknown, or there is nothing to index.
+        ValueError: as `build` and `read_passages` do.
         FileExistsError: `folder` exists and is not an index, or another process is building it.
     """
     index, options = _check_build(source, backend, shards, options)
@@ -134,11 +129,11 @@ def _check_build(source: str | Path, backend: Backend, shards: int, options: dic
         most = "1 for this backend" if backend in ("hybrid", "rank-bm25") else "at least 1"
         raise ValueError(f"shards must be {most}, got {shards}")
     check_constants(**{name: options[name] for name in ("k1", "b") if name in options})
-    _analyzer(options)
+    Analyzer.of(options)
     if not str(source).startswith("hf:") and not Path(source).exists():
         raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
-    if options.get("encoder") not in (None, "svd"):
-        options = options | {"encoder": resolve_encoder(options["encoder"])}
+    if isinstance(options.get("encoder"), str | Path) and options["encoder"] != "svd":
+        options = options | {"encoder": PretrainedEncoder(options["encoder"])}
     return index, options
 
 
@@ -153,13 +148,11 @@ def load(
     Postings and vectors are read when searches need them, and verified then, see `verified_array`.
 
     Args:
-        folder: a folder that `build_folder` or `Searcher.save` wrote.
         verify: see `store.verify`.
         encoder: encoder of a dense or hybrid index, if its model is not where it was at the time of the build.
 
     Raises:
-        FileNotFoundError: there is no index at `folder`.
-        IndexCorrupt: a file is missing or is not what was written.
+        FileNotFoundError, IndexCorrupt: as `store.verify` does.
         ValueError: the encoder is not the one that the index was built with.
     """
     options = {} if encoder is None else {"encoder": encoder}
@@ -221,10 +214,6 @@ def _index_class(backend: str, options: dict):
     return index
 
 
-def _analyzer(options: dict) -> Analyzer:
-    return Analyzer(**{field.name: options[field.name] for field in fields(Analyzer) if field.name in options})
-
-
 def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder: Path, track: Track) -> int:
     """Stream the source into `folder`, unless an earlier build did. Returns how many duplicates were left out."""
     done = folder / _STORED_FILE
@@ -251,8 +240,8 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
         write_passages(corpus.passages(start, stop), folder)
         parts.append(Corpus.open(folder))
     if index is BM25Index:
-        blocks = [count_corpus(part, _analyzer(options), own, track) for part, own in zip(parts, works, strict=True)]
-        options = options | {"statistics": Statistics.sum([Statistics.of(some) for some in blocks])}
+        blocks = [count_corpus(part, Analyzer.of(options), own, track) for part, own in zip(parts, works, strict=True)]
+        options = options | {"statistics": Statistics.of([block for some in blocks for block in some])}
     else:
         options = options | {"encoder": encoder_for(corpus, options.get("encoder"), track)}
     for folder, own_work, part in zip(folders, works, parts, strict=True):

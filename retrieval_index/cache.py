@@ -10,13 +10,8 @@ _PASSAGES = 10  # that are kept for a query, on average
 
 
 class CachedSearcher:
-    """Cache of another searcher's results for the latest queries.
-
-    It passes on the searcher's other attributes. Threads may share it.
-
-    Args:
-        size: queries to keep, and in all ten times that number of passages: fewer queries if k is larger.
-    """
+    """Cache of another searcher's results for the latest ``size`` queries, and at most ten times that number of passages.
+    It passes on the searcher's other attributes. Threads may share it."""
 
     def __init__(self, searcher: Searcher, size: int = 10_000):
         if size < 1:

@@ -25,10 +25,8 @@ class SearchFailed(ConnectionError):
 
 
 class RemoteSearcher:
-    """`Searcher.search` over HTTP.
-
-    The rest of the protocol (`corpus`, `top_k`, `save`) is not available. Threads may share one; processes too: it pickles, and
-    opens its own connections after a fork.
+    """`Searcher.search` over HTTP, without the rest of the protocol. Threads and processes may share one: it pickles, and opens
+    connections of its own after a fork.
 
     Args:
         url: address of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
@@ -61,10 +59,10 @@ class RemoteSearcher:
         return partial(RemoteSearcher, timeout=self.timeout, retries=self.retries), (self.url,)
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`.
+        """Search as `Searcher.search` does.
 
         Raises:
-            ValueError: `k` is less than 1, or the server rejected the request, for the reason in its message.
+            ValueError: the server rejected the request, for the reason in its message.
             SearchFailed: all tries failed, or the answer was malformed. Never an empty result instead.
         """
         k = check_request(queries, k)

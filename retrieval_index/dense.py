@@ -12,6 +12,7 @@ import numpy as np
 from retrieval_index import durable, vectors
 from retrieval_index.corpus import Corpus
 from retrieval_index.encoder import Encoder, SvdEncoder, encoder_for
+from retrieval_index.pretrained import PretrainedEncoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.search import Index, check_request
 from retrieval_index.tokenizer import passage_text
@@ -61,9 +62,6 @@ class DenseIndex(Index):
             factory: the kind of index, a FAISS factory string; "Flat" is exact, see `vectors.py` for others.
             work: a folder where vectors are kept as they are made, so that a build that was killed goes on.
             track: reports progress.
-
-        Raises:
-            ValueError: there is nothing to index, or FAISS has no such index for these vectors.
         """
         if not len(corpus):
             raise ValueError("nothing to index: there is no passage")
@@ -118,8 +116,6 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
         raise ValueError(f"{folder} was built with the encoder {parameters['encoder']!r}: pass it as encoder=")
     encoder = given if given is not None else parameters["model"]
     if isinstance(encoder, str | Path):
-        from retrieval_index.pretrained import PretrainedEncoder
-
         prefixes = {name: parameters[name] for name in ("query_prefix", "passage_prefix")}
         try:
             encoder = PretrainedEncoder(encoder, **prefixes)
@@ -169,7 +165,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
 
 def _starts(done: int, n: int, track: Track) -> Iterable[int]:
     starts = range(done, n, ENCODE_BATCH)
-    return track(starts, "Encoding passages", len(starts)) if starts else ()
+    return track(starts, "Encoding passages", len(starts))
 
 
 def _encode_rows(corpus: Corpus, encoder: Encoder, start: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from retrieval_index.corpus import Corpus
+from retrieval_index.pretrained import PretrainedEncoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.tokenizer import passage_text, tokenize
 from retrieval_index.verified_array import read_array, read_bytes
@@ -20,10 +21,7 @@ FITTED_ON = 200_000  # passages; more would teach it little and are not held in 
 
 
 class Encoder(Protocol):
-    """Protocol of encoders: texts to vectors with similarities as inner products.
-
-    Threads may share an encoder.
-    """
+    """Protocol of encoders: texts to vectors with similarities as inner products. Threads may share one."""
 
     @property
     def dimension(self) -> int:
@@ -49,14 +47,9 @@ class SvdEncoder:
 
     The term vector is normalised, projected on the leading right singular vectors, and normalised again. It finds passages by
     topic more than by name: a weak dense baseline that needs no download.
-
-    Attributes:
-        terms: terms of the columns, in order.
-        idf: float32 [n terms].
-        components: float32 [n terms, dimension].
     """
 
-    def __init__(self, terms: list[str], idf: np.ndarray, components: np.ndarray):
+    def __init__(self, terms: list[str], idf: np.ndarray, components: np.ndarray):  # [n terms], [n terms, dimension]
         self.terms, self.idf, self.components = terms, idf, components
         self.dimension = components.shape[1]
 
@@ -69,8 +62,7 @@ class SvdEncoder:
 
     @classmethod
     def fit(cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent) -> Self:
-        """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept.
-        Raises ValueError if there is no word to learn."""
+        """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept."""
         from sklearn.utils.extmath import randomized_svd
 
         vectorizer = _vectorizer(max_features=max_terms)
@@ -110,23 +102,15 @@ class SvdEncoder:
 
 
 def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Track = silent) -> Encoder:
-    """An encoder as `resolve_encoder` has it; "svd" or None is one fitted to at most 200,000 passages of the corpus."""
-    if encoder not in (None, "svd"):
-        return resolve_encoder(encoder)
+    """The encoder that a name stands for, see `PretrainedEncoder`; "svd" or None is one fitted to at most 200,000 passages
+    of the corpus."""
+    if encoder is not None and encoder != "svd":
+        return PretrainedEncoder(encoder) if isinstance(encoder, str | Path) else encoder
     rows = np.arange(len(corpus))
     if len(corpus) > FITTED_ON:
         rows = np.sort(np.random.default_rng(0).choice(len(corpus), FITTED_ON, replace=False))
     passages = map(corpus.__getitem__, rows.tolist())
     return SvdEncoder.fit([passage_text(p.title, p.text) for p in passages], track=track)
-
-
-def resolve_encoder(encoder: Encoder | str | Path) -> Encoder:
-    """An encoder by name, see `PretrainedEncoder`; an encoder is returned as it is."""
-    if isinstance(encoder, str | Path):
-        from retrieval_index.pretrained import PretrainedEncoder
-
-        return PretrainedEncoder(encoder)
-    return encoder
 
 
 def _vectorizer(**options):

@@ -29,10 +29,8 @@ def jsonl_rows(path: Path) -> Rows:
             if line.strip():
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
-                except UnicodeDecodeError as error:
-                    raise ValueError(f"{path}:{number}: {explain_encoding(error)}") from None
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{number}: {error}") from None
+                    raise ValueError(f"{path}:{number}: {explain(error)}") from None
                 yield number, row
 
 
@@ -57,7 +55,7 @@ def table_rows(path: Path, delimiter: str) -> Rows:
                 if row:
                     yield reader.line_num, dict(zip(header, row, strict=True))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{reader.line_num + 1}: {explain_encoding(error)}") from None
+            raise ValueError(f"{path}:{reader.line_num + 1}: {explain(error)}") from None
         except csv.Error as error:
             if str(error) == "unexpected end of data":
                 raise ValueError(f'{path}:{ended + 1}: a quote (") opens in this row and never closes') from None
@@ -94,14 +92,14 @@ def iter_records(path: str | Path) -> Iterator[dict]:
                     yield record
             if inside:
                 raise ValueError("the file is cut off: its array is not closed")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: after {count} records: {explain_encoding(error)}") from None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: after {count} records: {error}") from None
+            raise ValueError(f"{path}: after {count} records: {explain(error)}") from None
 
 
-def explain_encoding(error: UnicodeDecodeError) -> str:
-    """Say what a text that is not UTF-8 may be, and how to convert it."""
+def explain(error: Exception) -> str:
+    """What an error says; of a text that is not UTF-8, what it may be and how to convert it."""
+    if not isinstance(error, UnicodeDecodeError):
+        return str(error)
     if error.start == 0 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "this is UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8 FILE > NEW)"
     before = error.object[max(error.start - 10, 0) : error.start].decode("utf-8", "replace")

@@ -199,18 +199,12 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
 
 
 def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima):
-    """Rank passages for a batch of queries.
+    """Rank passages for a batch of queries, see `BM25Index.top_k`.
 
     Args:
         queries: int64 [n tokens], the term ids of all queries, one after another.
         starts: int64 [n queries + 1], where each query begins in `queries`.
-        k: how many to keep.
-        term_scores, term_rows: float32, none below 0, and int32 [n postings], grouped by term, rows ascending.
-        term_starts: int64 [n terms + 1], where the postings of each term begin.
-        term_maxima: float32 [n terms], the highest score of each term.
-
-    Returns:
-        rows int64 [n queries, k] and scores float32 [n queries, k]; -1 and 0 if no further passage scored above 0.
+        term_scores, term_rows, term_starts, term_maxima: the postings of a `BM25Index`; scores are none below 0.
     """
     n_queries = len(starts) - 1
     rows = np.full((n_queries, k), -1, np.int64)

@@ -24,21 +24,13 @@ _FILES = ("keys", "starts", "rows", "frequencies", "lengths")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The counted words of consecutive passages.
+    """The counted words of consecutive passages."""
 
-    Attributes:
-        keys: S16 [n terms], ascending.
-        starts: int64 [n terms + 1], where the postings of each term begin.
-        rows: int32 [n postings], the passage of each, counted from the block's first; ascending within a term.
-        frequencies: int32 [n postings], how often the passage has the term.
-        lengths: int32 [n passages], words of each passage.
-    """
-
-    keys: np.ndarray
-    starts: np.ndarray
-    rows: np.ndarray
-    frequencies: np.ndarray
-    lengths: np.ndarray
+    keys: np.ndarray  # S16 [n terms], ascending
+    starts: np.ndarray  # int64 [n terms + 1], where the postings of each term begin
+    rows: np.ndarray  # int32 [n postings], the passage of each, counted from the block's first; ascending within a term
+    frequencies: np.ndarray  # int32 [n postings], how often the passage has the term
+    lengths: np.ndarray  # int32 [n passages], words of each passage
 
     def write(self, folder: Path) -> None:
         """Write the block as a folder, which appears complete or not at all."""
@@ -57,23 +49,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """BM25's statistics of a whole corpus, for indexing any part of it.
+    """BM25's statistics of a whole corpus, for indexing any part of it."""
 
-    Attributes:
-        keys: S16 [n terms], ascending.
-        document_frequencies: int64 [n terms], passages that hold each term.
-        passages: how many there are.
-        words: of all passages together.
-    """
-
-    keys: np.ndarray
-    document_frequencies: np.ndarray
-    passages: int
-    words: int
+    keys: np.ndarray  # S16 [n terms], ascending
+    document_frequencies: np.ndarray  # int64 [n terms], passages that hold each term
+    passages: int  # how many there are
+    words: int  # of all passages together
 
     @classmethod
     def of(cls, blocks: list[Callable[[], Block]]) -> Self:
-        """Compute the statistics of the blocks of one corpus, or of one shard."""
+        """Compute the statistics of blocks: of one shard, or of all."""
         keys = np.zeros(0, KEY)
         for start in range(0, len(blocks), 16):  # a few at a time: most keys are in many blocks
             some = [np.asarray(open_block().keys) for open_block in blocks[start : start + 16]]
@@ -85,19 +70,10 @@ class Statistics:
             words += int(block.lengths.sum(dtype=np.int64))
         return cls(keys, frequencies, passages, words)
 
-    @classmethod
-    def sum(cls, parts: list[Self]) -> Self:
-        """Combine the statistics of shards."""
-        keys = np.unique(np.concatenate([part.keys for part in parts]))
-        frequencies = np.zeros(len(keys), np.int64)
-        for part in parts:
-            frequencies[np.searchsorted(keys, part.keys)] += part.document_frequencies
-        return cls(keys, frequencies, sum(part.passages for part in parts), sum(part.words for part in parts))
-
 
 def merge(
     blocks: list[Callable[[], Block]],
-    statistics: Statistics,
+    statistics: Statistics | None,
     k1: float,
     b: float,
     folder: Path | None,
@@ -107,15 +83,14 @@ def merge(
 
     Args:
         blocks: functions that open each block, in the order of the passages.
-        statistics: of the whole corpus, of which the blocks may be a shard.
-        k1, b: of the formula, see `bm25`.
+        statistics: of the whole corpus, where the blocks are a shard of it.
         folder: where to stream the postings to, or None for memory.
 
     Returns:
-        keys S16 [n terms], scores float32 [n postings], rows int32 [n postings], starts int64 [n terms + 1],
-        maxima float32 [n terms]; the second and third memory-mapped from `folder` where one is given.
+        The arrays of a `BM25Index`; scores and rows are memory-mapped from `folder` where one is given.
     """
     own = Statistics.of(blocks)
+    statistics = statistics or own
     if not len(statistics.keys):
         raise ValueError(
             f"nothing to index: none of the {statistics.passages} passages holds a word that is not a stop word"

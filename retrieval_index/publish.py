@@ -28,8 +28,6 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
 
     If the block is interrupted, the folder is removed; or kept, where there is a `request` (JSON-able): the next call
     with an equal request is given it as it was left.
-
-    Raises a FileExistsError if `folder` is no index, or holds more than one, or another process is writing to it.
     """
     folder = Path(folder).resolve()  # behind a link is what is replaced, and the link stays
     _check_replaceable(folder)

@@ -28,20 +28,16 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
 
     Args:
         source: one of
-            - a file: `.jsonl`, `.json` (an array, or objects in a row), `.tsv` or `.csv`, each also with `.gz` or `.zst`,
-              or `.parquet`;
-            - a folder of such files, and folders in it, read in the order of their names (`.md` files and names with a
-              leading `.` or `_` are passed over);
-            - a file of text, `.txt` or `.md`, or a folder, and folders in it, of such files and none of those above. A
-              text is cut into passages of up to 1,000 characters at paragraphs and sentences; their title is the first
-              heading of a Markdown file, else the file's name, and their id the path and a number, "notes/oslo.md#2";
-            - a folder that `datasets` wrote with `save_to_disk`;
-            - `hf:owner/name` or `hf:owner/name:config`, a data set on the Hugging Face hub, streamed (or the path of a
-              local folder in its place).
-            A row has `id`, `title`, `text`; or `id`, `contents` with the title on the first line; or the `context` or
-            `paragraphs` of a question, whose passages get a hash of their content as id (see `make_passage`). What a
-            file's first row is, its other rows are. Each may have no `id` (or null), which is then that hash, and no
-            `title`, which is then the first words of the text. A file may also be one object, sentences by title.
+            - a file: `.jsonl`, `.json` (an array, objects in a row, or one object, sentences by title), `.tsv` or
+              `.csv`, each also with `.gz` or `.zst`, or `.parquet`;
+            - a folder of such files, read with the folders in it by name, without `.md` files and names with a leading
+              `.` or `_`;
+            - a text, `.txt` or `.md`, or a folder of texts alone, cut into passages of up to 1,000 characters, titled by
+              the first Markdown heading or the file's name, with ids such as "notes/oslo.md#2";
+            - a folder of `datasets.save_to_disk`, or `hf:owner/name[:config]` on the hub (or a local path after `hf:`).
+            A row has `id`, `title`, `text`; or `id`, `contents`; or the `context` or `paragraphs` of a question. What a
+            file's first row is, its other rows are. A missing `id` is a hash of the content (see `make_passage`), a
+            missing `title` the first words of the text.
         split: which split of a data set; needed where it has several.
 
     Raises:
@@ -111,13 +107,6 @@ def _passage(row: dict, title: str | None, text: str) -> Passage:
     return passage_from_row({"id": ids[0], "title": title, "text": text}) if ids else make_passage(title, text)
 
 
-def _contents_passage(row: dict) -> Passage:
-    """FlashRAG and Search-R1."""
-    if (title := row.get("title")) is not None:
-        title = _string(row, "title")
-    return _passage(row, *split_contents(_string(row, "contents"), title))
-
-
 def _string(row: dict, name: str) -> str:
     if not isinstance(row[name], str):
         raise ValueError(f"{name!r} must be a string, got {type(row[name]).__name__}")
@@ -126,7 +115,7 @@ def _string(row: dict, name: str) -> str:
 
 # The field that tells what a row is, and how to get its passages.
 _FORMS: dict[str, Callable[[dict], Iterable[Passage]]] = {
-    "contents": lambda row: [_contents_passage(row)],
+    "contents": lambda row: [_passage(row, *split_contents(_string(row, "contents"), row.get("title")))],
     "context": context_passages,
     "paragraphs": paragraph_passages,
     "text": lambda row: [_passage(row, row.get("title"), _string(row, "text"))],
@@ -257,7 +246,7 @@ def _text_passages(path: Path, name: str) -> Iterator[Passage]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: {formats.explain_encoding(error)}") from None
+        raise ValueError(f"{path}: {formats.explain(error)}") from None
     heading, text = read_markdown(text) if path.suffix.lower() == ".md" else ("", text)
     title, piece, number = heading or Path(name).stem, "", 1
     for part in _parts_of(text):

@@ -9,15 +9,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from retrieval_index import store
-from retrieval_index.corpus import Corpus, Passage
+from retrieval_index.corpus import Corpus, Passage, write_passages
+from retrieval_index.publish import publishing
 
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Protocol of ranked retrieval over a corpus.
-
-    Searchers are read-only: threads may share one, and forks too.
-    """
+    """Protocol of ranked retrieval over a corpus. Searchers are read-only: threads may share one, and forks too."""
 
     @property
     def corpus(self) -> Corpus:
@@ -48,17 +46,12 @@ class Searcher(Protocol):
 
 
 class Index:
-    """Base class of backends: a searcher with a folder.
+    """Base class of backends: a searcher with a folder."""
 
-    Attributes:
-        backend: name in the manifest.
-        parameters: JSON-able; its entries in the manifest beside the name, and what opening it takes.
-        reopen: opens a loaded index once more from its folder, as it was opened there; None for any other.
-    """
-
-    backend: str
+    backend: str  # name in the manifest
     corpus: Corpus
-    parameters: dict
+    parameters: dict  # JSON-able; its entries in the manifest beside the name, and what opening it takes
+    # Opens a loaded index once more from its folder, as it was opened there; None for any other.
     reopen: Callable[[], "Index"] | None = None
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,10 +62,17 @@ class Index:
         raise NotImplementedError
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        return passages_of(self.corpus, *self.top_k(queries, k))
+        rows, scores = self.top_k(queries, k)
+        return [
+            [self.corpus.with_score(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
+            for ranking in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
 
     def save(self, folder: str | Path) -> None:
-        store.save(self, folder)
+        with publishing(folder) as staging:
+            write_passages(self.corpus, staging)
+            self.write(staging)
+            store.seal(staging, self.backend, self.parameters, self.corpus)
 
     def __reduce__(self) -> tuple:
         """A loaded index is reopened from its folder, so worker processes read the same files. Any other is made again
@@ -97,11 +97,3 @@ def check_request(queries: list[str], k: int) -> int:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     return k
-
-
-def passages_of(corpus: Corpus, rows: np.ndarray, scores: np.ndarray) -> list[list[Passage]]:
-    """Turn what `top_k` returned into passages that carry their scores."""
-    return [
-        [corpus.with_score(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
-        for ranking in zip(rows.tolist(), scores.tolist(), strict=True)
-    ]

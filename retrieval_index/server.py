@@ -28,7 +28,6 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from retrieval_index.batching import Batcher, ClientGone, QueueFull, SearcherFailed
-from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
@@ -92,17 +91,8 @@ class Query(BaseModel):
 
 
 def serve(searcher: Searcher, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; requests that were accepted by then are still answered.
-
-    Args:
-        searcher: what to search.
-        host: address to listen on. "0.0.0.0" is all of them: anyone who reaches it can search.
-        port: TCP port.
-        limits: what requests may ask for.
-
-    Raises:
-        SystemExit: the address cannot be listened on; uvicorn has logged why.
-    """
+    """Serve until SIGINT or SIGTERM; requests that were accepted by then are still answered. Host "0.0.0.0" is all
+    addresses: anyone who reaches it can search."""
     searcher.search(["warm up"], k=1)  # numba compiles at the first search
     uvicorn.run(create_app(searcher, limits), host=host, port=port, **CONNECTION_LIMITS)
 
@@ -161,11 +151,8 @@ async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics:
     except (ClientDisconnect, ClientGone):
         return Response(status_code=CLIENT_GONE)
     metrics.queries.inc(len(query.queries))
-    return Response(_encode(found, query.return_scores), media_type="application/json")
-
-
-def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
-    return to_json({"result": [[entry_of(passage, with_scores) for passage in ranking] for ranking in found]})
+    result = [[entry_of(passage, query.return_scores) for passage in ranking] for ranking in found]
+    return Response(to_json({"result": result}), media_type="application/json")
 
 
 async def read_body(request: Request, limit: int) -> bytes:

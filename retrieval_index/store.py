@@ -9,22 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from retrieval_index.corpus import Corpus, write_line_sums, write_passages
+from retrieval_index.corpus import Corpus, write_line_sums
 from retrieval_index.durable import publish, sync_tree
-from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
+from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE
 from retrieval_index.verified_array import IndexCorrupt, write_sums
 
 FORMAT_VERSION = 4
 SMALL = 1 << 26  # bytes; a file up to this size is read whole also when verified "fast"
 _SAMPLES, _SAMPLE = 64, 1 << 14
-
-
-def save(index, folder: str | Path) -> None:
-    """Write a `search.Index` and its corpus to `folder`, replacing an index already there in one step."""
-    with publishing(folder) as staging:
-        write_passages(index.corpus, staging)
-        index.write(staging)
-        seal(staging, index.backend, index.parameters, index.corpus)
 
 
 def seal(folder: Path, backend: str, parameters: dict, corpus: Corpus) -> None:
@@ -60,12 +52,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_manifest(folder: str | Path) -> dict:
-    """The manifest of an index, itself verified, its files not.
-
-    Raises:
-        FileNotFoundError: there is no index here.
-        IndexCorrupt: the manifest was changed, or was written by another version of the format.
-    """
+    """The manifest of an index, itself verified, its files not. Raises FileNotFoundError or `IndexCorrupt`."""
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():

@@ -7,7 +7,7 @@ An index is searched with the terms that it was built of: the weights of the fie
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 TITLE_WEIGHT = 3
@@ -71,12 +71,12 @@ class Analyzer:
     @property
     def parameters(self) -> dict:
         """Its entries in the manifest."""
-        return {"title_weight": self.title_weight, "exact_title": self.exact_title}
+        return asdict(self)
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """Make the analyzer of a manifest."""
-        return cls(parameters["title_weight"], parameters["exact_title"])
+        """Make the analyzer of a manifest, or of the options of a build."""
+        return cls(**{field.name: parameters[field.name] for field in fields(cls) if field.name in parameters})
 
     def query_terms(self, query: str) -> list[str]:
         """The terms of a query."""

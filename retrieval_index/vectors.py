@@ -31,10 +31,10 @@ def make(factory: str, dimension: int, rows: int):
     try:
         index = faiss.index_factory(dimension, wanted, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        if "number of subquantizers" in str(error):
-            fitting = ", ".join(f"PQ{size}" for size in range(4, dimension + 1) if dimension % size == 0)
-            raise ValueError(f"{factory!r} does not divide {dimension} dimensions; these do: {fitting}") from None
-        raise ValueError(f"FAISS has no index {factory!r} for inner product; try {EXAMPLES}") from None
+        reason = str(error).rpartition(": ")[2]
+        raise ValueError(
+            f"FAISS has no index {factory!r} for {dimension} dimensions and inner product ({reason}); try {EXAMPLES}"
+        ) from None
     if "IDMap" in factory:
         raise ValueError(f"{factory!r}: row numbers are the ids here; leave the IDMap out")
     inner = _inner(index)
@@ -69,10 +69,8 @@ def fill(index, vectors: np.ndarray, track: Track = silent) -> None:
 def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
     """Set how widely the index searches, by its recall@10 with 200 of the vectors as queries.
 
-    The width (lists probed, or candidates held by HNSW) doubles while that finds 0.5 % more.
-
-    Returns:
-        What `apply` sets again, and the recall measured; nothing for an exact index.
+    The width (lists probed, or candidates held by HNSW) doubles while that finds 0.5 % more. Returns what `apply` sets
+    again, and the recall measured; nothing for an exact index.
     """
     import faiss
 

@@ -20,18 +20,12 @@ PATH = "/retrieve"
 class Limits:
     """Limits of a server. The defaults let a Search-R1 rollout of a few thousand episodes search in one request."""
 
-    topk: int = 100
-    """Passages per query."""
-    queries: int = 4096
-    """Queries in one request."""
-    passages: int = 131_072
-    """Passages that one request may ask for, `queries` times `topk`: some 100 MB."""
-    query_chars: int = 10_000
-    """Characters in one query."""
-    body_bytes: int = 8_000_000
-    """Bytes of one request."""
-    waiting: int = 8192
-    """Queries that wait for a search, of all requests together; a request beyond them is answered 429."""
+    topk: int = 100  # passages per query
+    queries: int = 4096  # in one request
+    passages: int = 131_072  # that one request may ask for, `queries` times `topk`: some 100 MB
+    query_chars: int = 10_000  # in one query
+    body_bytes: int = 8_000_000  # of one request
+    waiting: int = 8192  # queries that wait for a search, of all requests together; one beyond them is answered 429
 
     def __post_init__(self):
         for limit in fields(self):

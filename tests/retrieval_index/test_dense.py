@@ -123,7 +123,7 @@ def test_a_probe_of_few_lists_gives_fewer_and_never_a_wrong_row(planted, numbere
 
 REFUSED = {
     **dict.fromkeys(("Annoy", "LSH"), "try Flat, HNSW32"),
-    "IVF16,PQ5": "32 dimensions; these do: PQ4, PQ8, PQ16, PQ32",
+    "IVF16,PQ5": r"for 32 dimensions and inner product \(The dimension .* should be a multiple",
     "IVF5000,SQ8": "more lists than there are passages",
     "IDMap,Flat": "leave the IDMap out",
 }
