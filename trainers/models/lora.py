@@ -42,25 +42,26 @@ def _find_uncalled(model: PreTrainedModel) -> list[str]:
 
     With the kernels of state spaces, which have a matrix D, that is their output layer.
     """
-    called: dict[str, bool] = {}
-    hooks = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
-            last = name.rpartition(".")[2]
-            called.setdefault(last, False)
+    linear: dict[torch.nn.Module, str] = {
+        module: name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
+    }
+    called: set[str] = set()
 
-            def mark(module: torch.nn.Module, args: Any, output: Any, last: str = last) -> None:
-                called[last] = torch.is_tensor(output)
+    def mark(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.is_tensor(output):  # and no router's two
+            called.add(linear[module])
 
-            hooks.append(module.register_forward_hook(mark))
+    hooks = [module.register_forward_hook(mark) for module in linear]
     try:
         model(torch.arange(8, device=model.device)[None], use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     if any(hasattr(module, "D") and hasattr(module, "out_proj") for module in model.modules()):
-        called["out_proj"] = False
-    return sorted(name for name, was_called in called.items() if not was_called)
+        called.discard("out_proj")
+    return sorted({*linear.values()} - called)
 
 
 def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:

@@ -103,18 +103,6 @@ def test_it_is_converted_once_and_again_when_the_file_changes(file, cache, capsy
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_conversion_that_fails_leaves_nothing(file, cache, monkeypatch):
-    def fail(path, architecture, special_ids, target):
-        target.mkdir()
-        (target / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gguf, "_write_folder", fail)
-    with pytest.raises(KeyboardInterrupt):
-        gguf.convert(file)
-    assert not list(cache.iterdir())
-
-
 def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatch):
     write_gguf(tmp_path / "other.gguf", policy, architecture="rwkv6")
     write_gguf(tmp_path / "plain.gguf", policy, template=False)

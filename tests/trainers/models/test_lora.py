@@ -6,11 +6,10 @@ import sys
 
 import pytest
 import torch
-from drive_update import PlayedRun
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
-from trainers import evaluate, grpo, ppo
+from trainers import evaluate, grpo
 from trainers.checkpoints import checkpoint
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
@@ -121,21 +120,6 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(model_folder):
     assert len(of_critic) == len(of_policy) + 2  # and the head
     assert not {p.data_ptr() for p in of_critic} & ({p.data_ptr() for p in of_policy} | storage)
     assert len(trainable_parameters(Critic(policy, shared=True))) == 2
-
-
-def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(model_folder, monkeypatch):
-    run = PlayedRun(
-        load_policy(model_folder, "cpu", lora_rank=2), [], Critic(load_policy(model_folder, "cpu")).head.parameters()
-    )
-    groups, make = [], ppo.make_optimizer
-    monkeypatch.setattr(ppo, "make_optimizer", lambda policy, given: groups.extend(given) or make(policy, given))
-    monkeypatch.setattr(ppo, "open_setup", lambda *arguments: run)
-    monkeypatch.setattr(ppo, "RLRun", run.start)
-    ppo.main(ppo.Args(lr=0.05, critic_lr=0.07))
-    assert [group["lr"] for group in groups] == [0.05, 0.07]
-    of_policy, of_critic = ({p.data_ptr() for p in group["params"]} for group in groups)
-    assert of_policy == {p.data_ptr() for p in trainable_parameters(run.policy.model)}
-    assert len(of_critic) == len(of_policy) + 2 and not of_critic & of_policy
 
 
 def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(model_folder, tmp_path):

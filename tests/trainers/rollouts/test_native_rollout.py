@@ -104,20 +104,6 @@ def test_a_rewritten_context_has_results_as_messages():
     assert sum(row.mask) == len(turn) * 4 and "<tool_response>" in policy.tokenizer.decode(row.ids)
 
 
-def test_results_in_another_order_are_seen(monkeypatch):
-    """The check above fails where results are handed back in another order than the calls."""
-    policy = make_policy("hermes")
-    (env,) = make_envs(MINIWIKI, json.dumps(WORLD | {"format": "native"}), "train", 1).envs
-    env.reset(seed=0)
-    calls = [{"name": "search", "arguments": {"query": query}} for query in ("one town", "another person")]
-    ids = policy.encode("\n".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls))
-    observation, *_ = env.step(policy.decode_action(ids, env.format.schemas()))
-    back = env.format.messages(observation)
-    assert [message["content"] for message in back] == env.feedback and env.feedback[0] != env.feedback[1]
-    right, wrong = (policy.tokenizer.decode(policy.observation_ids(some, ids)) for some in (back, back[::-1]))
-    assert right.index(env.feedback[0]) < right.index(env.feedback[1]) and right != wrong
-
-
 @pytest.mark.parametrize(
     ("kind", "kwargs", "expected"),
     [
