@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 import tyro
 
-from agent_envs.formats import FORMATS, find_format
+from agent_envs.formats import find_format
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks, Count, EngineName, Natural, NotNegative, Positive
@@ -100,10 +101,6 @@ class Args(Checks):
             raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.engine == "vllm" and not self.vllm_url and len(self.here) > 1:
             raise UserError(f"vLLM in this process takes one model, not {len(self.here)}: give a server with vllm_url")
-        if len(self.vllm_url) > 1:
-            raise UserError(
-                f"vllm_url takes one server here, which serves one model after the other, got {self.vllm_url}"
-            )
         if self.api:
             self._check_api()
         elif self.format:
@@ -129,13 +126,16 @@ class Args(Checks):
         return tuple(map(str, self.checkpoint)) or (() if self.api else tuple(self.model))
 
     def _check_api(self):
-        api_agent.check(self.api)
+        parts = urlsplit(self.api)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(f"api must be an address such as http://127.0.0.1:8000/v1, got {self.api!r}")
+        if parts.username or parts.password or parts.query:
+            raise UserError("api must be an address without a key in it: put the key into an environment variable")
+        inputs.check_package("openai", "api", "api")
         if not self.model:
             raise UserError("api asks models by their names on the server: give --model")
-        if ":" in self.format:
+        if self.format:
             find_format(self.format)
-        elif self.format not in ("", api_agent.NATIVE, *FORMATS):
-            raise UserError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
 
 
 if __name__ == "__main__":
@@ -164,7 +164,6 @@ from trainers.runtime import signals
 from trainers.runtime.progress import Progress, to_json_types
 from trainers.runtime.provenance import describe_process
 
-T = TypeVar("T")
 SCRIPTS = {
     "oracle": "Oracle (knows the answer)",
     "scripted": "Scripted agent",
@@ -301,21 +300,17 @@ class _Evaluation:
 
     def _run_jobs(self, agent: api_agent.ApiAgent, jobs: list[api_agent.Job], keep: Callable[[dict], None]) -> None:
         args, at_once = self.args, min(self.args.concurrency, len(jobs))
+        kwargs = {**json.loads(args.env_kwargs), "split": args.split}
+        make: Callable[[], Any] = partial(api_agent.make_episode, args.env, str(self.settings["format"]), **kwargs)
+        run: Callable[..., dict] = agent.run_episode
         with contextlib.ExitStack() as stack:
-
-            def open_many(make: Callable[[], T]) -> list[T]:
-                return [stack.enter_context(contextlib.closing(make())) for _ in range(at_once)]  # type: ignore[type-var]
-
             if args.agent:
                 from trainers.evaluation.api_program import ApiProgram  # FastAPI, which no other evaluation needs
 
-                envs = open_many(partial(make_envs, args.env, args.env_kwargs, args.split, 1))
-                program = stack.enter_context(contextlib.closing(ApiProgram(args.agent, agent)))
-                agent.run(program.run_episode, envs, jobs, keep)
-            else:
-                kwargs = {**json.loads(args.env_kwargs), "split": args.split}
-                make = partial(api_agent.make_episode, args.env, str(self.settings["format"]), **kwargs)
-                agent.run(agent.run_episode, open_many(make), jobs, keep)
+                make = partial(make_envs, args.env, args.env_kwargs, args.split, 1)
+                run = stack.enter_context(contextlib.closing(ApiProgram(args.agent, agent))).run_episode
+            episodes = [stack.enter_context(contextlib.closing(make())) for _ in range(at_once)]
+            agent.run(run, episodes, jobs, keep)
 
     def _add(self, name: str, infos: list[dict], samples: int) -> None:
         self.rows.append(evaluator.summarize(name, infos, self.score, samples))

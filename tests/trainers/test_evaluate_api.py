@@ -174,7 +174,7 @@ def test_episodes_that_fail_are_counted_and_asked_again(answer_some, golds, tmp_
         ({"api": "h:80", "model": ("m",)}, "such as http"),
         ({"api": "http://user:key@h/v1", "model": ("m",)}, "environment variable"),
         ({"api": "https://h/v1?key=abc", "model": ("m",)}, "environment variable"),
-        ({"api": "http://h/v1", "model": ("m",), "format": "xml"}, "format must be one of"),
+        ({"api": "http://h/v1", "model": ("m",), "format": "xml"}, "there is no format 'xml'"),
         ({"api": "http://h/v1", "model": ("m",), "format": "nope:Y"}, "No module named 'nope'"),
         ({"api": "http://h/v1", "model": ("m", "m")}, "named once"),
         ({"api": "http://h/v1", "model": ("m",), "timeout": 0}, "timeout must be above 0"),

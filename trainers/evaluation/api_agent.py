@@ -5,9 +5,7 @@ fail in passing are repeated; an episode that cannot be finished has failed.
 """
 
 import contextlib
-import importlib.util
 import os
-import random
 import re
 import time
 from collections import Counter
@@ -15,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -28,8 +25,7 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
 NATIVE = "native"
-RETRIES = 6  # of a request: half a second is doubled up to eight, 24 s in all
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+RETRIES = 6  # of a request, by the openai client: half a second is doubled up to eight, 24 s in all
 TRIES = 3  # of an answer that holds no turn
 MOST_REFUSED = 3  # episodes in a row that could not be finished, while no request at all was answered
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
@@ -44,17 +40,6 @@ class EpisodeFailed(Exception):
 
 class EndpointStopped(TrainingStopped):
     """The endpoint is not there, or refuses everything."""
-
-
-def check(url: str) -> None:
-    """Raise a ValueError if the address is invalid, or the client is not installed."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"api must be an address such as http://127.0.0.1:8000/v1, got {url!r}")
-    if parts.username or parts.password or parts.query:
-        raise UserError("api must be an address without a key in it: put the key into an environment variable")
-    if importlib.util.find_spec("openai") is None:
-        raise UserError("api needs the openai package: pip install -e '.[api]' in the clone")
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
@@ -135,9 +120,11 @@ class ApiAgent:
 
         base = self.url.rstrip("/").removesuffix("/chat/completions")
         seconds = openai.Timeout(self.timeout, connect=CONNECT_SECONDS)
+        http: Any = openai.DefaultHttpxClient  # of httpx, or of its successor
+        hooks = {"request": [self._tell_of_retry]}
         with openai.OpenAI(
-            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=0,
-            http_client=openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None)),
+            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
+            http_client=http(limits=httpx.Limits(max_connections=None), event_hooks=hooks),
         ) as self._client:  # fmt: skip
             self._check_alive("does not answer")
             for episode in episodes:
@@ -221,7 +208,7 @@ class ApiAgent:
             try:
                 body = {"model": self.model, "messages": [to_send(message, quirks) for message in messages]}
                 body |= self._options(form, quirks)
-                reply = self._post(body)
+                reply = self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
                 self._note_name(reply)
                 turn = read_turn(reply.content, form)
                 if thought := thinks(turn[0]):
@@ -234,22 +221,9 @@ class ApiAgent:
                     raise
                 self._quirks.add(wanted)
 
-    def _post(self, body: dict[str, Any]) -> httpx.Response:
-        """Send a request, and again if the server is busy, broken or gone, as the openai client would, but with a message."""
-        import openai
-
-        for attempt in range(RETRIES + 1):
-            try:
-                return self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
-            except (openai.APIConnectionError, openai.APIStatusError) as error:
-                if attempt == RETRIES or not _may_work_later(error):
-                    raise
-                seconds = _read_pause(error) or min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE) * random.uniform(0.75, 1)
-                what = getattr(error, "status_code", None) or "no connection"
-                what = "no answer" if isinstance(error, openai.APITimeoutError) else what
-                self.tell(f"{what}, retry {attempt + 1} in {seconds:.0f} s")
-                time.sleep(seconds)
-        raise AssertionError("the last attempt returns or raises")
+    def _tell_of_retry(self, request: Any) -> None:
+        if (number := request.headers.get("x-stainless-retry-count", "0")) != "0":
+            self.tell(f"a request failed, retry {number} of {RETRIES}")
 
     def _note_name(self, reply: httpx.Response) -> None:
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # no chat completion
@@ -276,7 +250,7 @@ class ApiAgent:
         try:
             self._client.with_options(max_retries=2, timeout=PROBE_SECONDS).models.list()
         except (openai.APIConnectionError, *outages) as error:
-            if not isinstance(error, openai.APITimeoutError) or isinstance(error.__cause__, httpx.ConnectTimeout):
+            if not isinstance(error, openai.APITimeoutError) or type(error.__cause__).__name__ == "ConnectTimeout":
                 raise EndpointStopped(f"{self.url} {what}: {self._explain(error)}") from error
         except (openai.APIError, ValueError):
             pass  # not every server has a list of models
@@ -304,22 +278,6 @@ _QUIRKS = {  # what an API may want to be different, and the words by which it s
 _NUMBERS = re.compile(r"\b(?=\w*\d)[\w-]+")  # and ids of requests, in what a server says
 _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here in any case
 _LONGEST_ERROR = 300  # characters
-
-
-def _may_work_later(error: Exception) -> bool:
-    """Whether the same request may be answered later: the server allows it, or it is busy, broken or gone."""
-    status, response = getattr(error, "status_code", None), getattr(error, "response", None)
-    told = response.headers.get("x-should-retry") if response is not None else None
-    return told == "true" or (told != "false" and (status is None or status in (408, 409, 429) or status >= 500))
-
-
-def _read_pause(error: Exception) -> float:
-    """The seconds to wait that the server names, at most a minute; 0 if it names none."""
-    response = getattr(error, "response", None)
-    with contextlib.suppress(ValueError):
-        if response is not None and 0 < (seconds := float(response.headers.get("retry-after", ""))) <= 60:
-            return seconds
-    return 0.0
 
 
 def _form_of(episode: Episode) -> Form:
