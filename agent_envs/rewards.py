@@ -286,8 +286,8 @@ def _with_gamma(term: Term, gamma: float) -> Term:
         return replace(term, gamma=gamma)
     if not isinstance(term, _Term):  # a function, or a field of a term
         return term
-    inner = {field.name: _with_gamma(getattr(term, field.name), gamma) for field in fields(term)}  # type: ignore[arg-type]
-    return replace(term, **inner)  # type: ignore[type-var]
+    inner = {field.name: _with_gamma(getattr(term, field.name), gamma) for field in fields(term)}
+    return replace(term, **inner)
 
 
 def _name(term: Term) -> str:
