@@ -9,8 +9,9 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from agent_envs.data.catalog import CATALOG, parse_records, parser_of
+from agent_envs.data.catalog import CATALOG, parser_of
 from agent_envs.data.local import PASSAGES_FILE, NotHere, cache_folder, questions_file
+from agent_envs.data.rows import parse_records
 from retrieval_index import durable
 from retrieval_index.hub import ask_hub
 
@@ -80,10 +81,10 @@ def _write_rows(rows: Iterable[Mapping], name: str, split: str, source: str, fol
         open(folder / questions_file(name, split), "w", encoding="utf-8") as questions,
         open(folder / PASSAGES_FILE, "w", encoding="utf-8") as passages,
     ):
-        for question, context in parse_records(numbered, parser_of(name, None)):
-            if question is not None:
-                questions.write(json.dumps(asdict(question), ensure_ascii=False) + "\n")
-            for passage in context:
+        for _, parsed in parse_records(numbered, parser_of(name, None)):
+            if parsed.question:
+                questions.write(json.dumps(asdict(parsed.question), ensure_ascii=False) + "\n")
+            for passage in parsed.passages:
                 if passage.id not in seen:
                     seen.add(passage.id)
                     row = {"id": passage.id, "title": passage.title, "text": passage.text}

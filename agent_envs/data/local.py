@@ -10,31 +10,19 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_envs.data.catalog import (
-    ALIASES_FILE,
-    CATALOG,
-    has_paragraphs,
-    is_flashrag,
-    is_of,
-    metadata_of,
-    parser_of,
-    read_official,
-)
-from agent_envs.data.question import Question, Record, first_record, read_questions
+from agent_envs.data.catalog import ALIASES_FILE, CATALOG, parser_of
+from agent_envs.data.question import Question, numbered_records
+from agent_envs.data.rows import parse_records
 from retrieval_index import Corpus, Index, IndexCorrupt, Passage, build_folder, durable
 from retrieval_index import load as load_index
 from retrieval_index.readers import files_in, read_passages
 
 CACHE_VARIABLE = "AGENT_ENVS_CACHE"
 PASSAGES_FILE = "passages.jsonl"
-_PARAGRAPHS = {"context", "paragraphs"}  # fields of a question that comes with what to search
-# Fields that our own rows never have.
-_PUBLISHED = _PARAGRAPHS | {"_id", "answer_id", "possible_answers", "golden_answers", "reward_model"}
 _INDEXED_ONCE = 4_000_000  # bytes of a corpus whose index is kept in the cache
 _FEWEST_COUNTED = 20  # questions whose answers may be called lopsided
 _SEARCH_R1 = {"train": "train", "validation": "test"}  # what it calls the splits
@@ -44,63 +32,29 @@ class NotHere(LookupError):
     """A place was looked into and does not have the benchmark."""
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A file of questions, whose rows are published (`official`) or have the fields of `Question`, and the corpus to search:
-    None for the paragraphs of an official file, or none."""
-
-    name: str
-    questions: Path
-    official: bool
-    passages: Path | str | None
-
-
 def questions_file(name: str, split: str) -> str:
     """Name the file of a benchmark's questions in a folder of JSONL files."""
     return f"{name}.{split}.jsonl"
 
 
-def locate(place: Path, name: str, split: str, corpus: str | Path | None, questions_only: bool = False) -> Location:
-    """Find a benchmark at a path: a file of questions, or a folder, in which `_find_in_folder` looks.
+def load(
+    name: str, path: Path, corpus: str | Path | None, questions_only: bool = False
+) -> tuple[tuple[Question, ...], Sequence[Passage], Path | str | None]:
+    """The questions in a file, what to search, and the place of that if it is not in the file: ``corpus``, or `passages.jsonl`
+    beside questions without paragraphs. Nothing is searched with ``questions_only``.
 
     Raises:
-        NotHere: the folder has no file of the benchmark.
-        FileNotFoundError: there is no such path, or no passages to go with the questions unless `questions_only`.
-        ValueError: there is no question of the benchmark in the file.
+        FileNotFoundError: there are no passages.
+        ValueError: there is no question, or an invalid one, by file, line and field.
     """
-    if not place.exists():
-        raise FileNotFoundError(f"there is no {place}")
-    path = _find_in_folder(place, name, split) if place.is_dir() else place
-    own = first_record(path, lambda record: is_of(name, record))
-    try:
-        if corpus is None and not questions_only and not _has_paragraphs(own):
-            corpus = path.parent / PASSAGES_FILE
-    except ValueError as error:
-        raise ValueError(f"{path}: its first question: {error}") from None
-    if not own:
-        others = first_record(path, lambda record: True)
-        raise ValueError(f"{path}: there is no question {'of this benchmark ' if others else ''}in it")
-    location = Location(name, path, _is_official(name, path, own), None)
-    if corpus is None:
-        return location
-    try:
-        return replace(location, passages=_existing(corpus))
-    except FileNotFoundError:
-        load(location)  # what is wrong with the questions comes first
-        raise
-
-
-def load(location: Location) -> tuple[tuple[Question, ...], Sequence[Passage]]:
-    """Read questions and passages. Raises ValueError: by file, line and field."""
-    path, corpus = location.questions, location.passages
-    passages: Sequence[Passage] = ()
-    if location.official:
-        questions, passages = _read_official(location.name, path, (*stamp(path), *stamp(path.with_name(ALIASES_FILE))))
-    else:
-        questions = _read_questions(path, stamp(path))
-    if corpus is not None:
-        passages = read_corpus(corpus)
-    return questions, passages
+    stamps = (*stamp(path), *stamp(path.with_name(ALIASES_FILE)))
+    questions, passages = _read_questions(name, path, stamps)
+    if questions_only:
+        return questions, (), None
+    if corpus is None and passages:
+        return questions, passages, None
+    place = _existing(corpus or path.parent / PASSAGES_FILE)
+    return questions, read_corpus(place), place
 
 
 def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
@@ -144,8 +98,15 @@ def shorten_path(path: Path | str) -> str:
     return path if isinstance(path, str) else f"{path.parent.name}/{path.name}"
 
 
+def find_file(place: Path, name: str, split: str) -> Path:
+    """The file of questions at a place: itself, or the first in a folder and in its sub-folder `name` of `<name>.<split>.jsonl`,
+    official files, FlashRAG's and Search-R1's. Raises NotHere: the folder has none; FileNotFoundError: there is no such path."""
+    if not place.exists():
+        raise FileNotFoundError(f"there is no {place}")
+    return _find_in_folder(place, name, split) if place.is_dir() else place
+
+
 def _find_in_folder(folder: Path, name: str, split: str) -> Path:
-    """The first there is, here and in the sub-folder `name`: `<name>.<split>.jsonl`, official files, FlashRAG's, Search-R1's."""
     entry, bases = CATALOG[name], (folder, folder / name)
     wanted = (questions_file(name, split), *entry.official_files[split])
     paths = [base / file for file in wanted for base in bases]
@@ -175,30 +136,16 @@ def _existing(corpus: str | Path) -> Path | str:
     return path
 
 
-def _has_paragraphs(first: Record) -> bool:
-    """Whether the questions come with what to search: in the record, or in FlashRAG's metadata."""
-    places = first, metadata_of(first) if is_flashrag(first) else {}
-    return any(has_paragraphs(place, field) for place in places for field in _PARAGRAPHS)
-
-
-def _is_official(name: str, path: Path, first: Record) -> bool:
-    """Whether the first record has a field that ours never have, or lacks the `id` that ours always have."""
-    facts = first.get("supporting_facts")
-    columns = isinstance(facts, Mapping)  # the hub's form of the pairs
-    array = path.suffix.lower() == ".json" and "supporting_titles" not in first  # ours is JSONL
-    array = array and (facts is not None or "id" not in first)
-    return columns or array or bool(_PUBLISHED & first.keys()) or (not CATALOG[name].own_passages and "id" not in first)
-
-
 @lru_cache(maxsize=8)
-def _read_questions(path: Path, stamps: tuple) -> tuple[Question, ...]:
-    return read_questions(path)
-
-
-@lru_cache(maxsize=4)
-def _read_official(name: str, path: Path, stamps: tuple) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
-    questions, passages = read_official(path, parser_of(name, path.parent))
-    return questions, tuple(passages)
+def _read_questions(name: str, path: Path, stamps: tuple) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
+    questions: list[Question] = []
+    passages: dict[str, Passage] = {}
+    for _, parsed in parse_records(numbered_records(path), parser_of(name, path.parent)):
+        questions += [parsed.question] if parsed.question else []
+        passages.update((passage.id, passage) for passage in parsed.passages)
+    if not questions:
+        raise ValueError(f"{path}: there is no question of this benchmark in it")
+    return tuple(questions), tuple(passages.values())
 
 
 def place_of(corpus: str | Path) -> Path | str:

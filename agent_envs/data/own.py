@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import random
 import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from agent_envs.data import catalog
 from agent_envs.data.local import find_faults, place_of, read_corpus, shorten_path, stamp
-from agent_envs.data.question import FORMATS, Question, numbered_records, paragraph_key, question_from_row
+from agent_envs.data.question import FORMATS, Question, Record, numbered_records, paragraph_key
+from agent_envs.data.rows import HELD_OUT, TRAIN, Parsed, parse_records, parse_row
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
-from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
-TRAIN = ("train", "training")
-HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
-ANSWERS = ("answer", "answers", "golden_answers")
-_CONTEXTS = ("contexts", "context", "paragraphs", "passages")
-_IDS = ("id", "_id", "question_id", "questionid")
-_OWN = {*_CONTEXTS, *"decomposition evidences supporting_titles supporting_facts aliases answer_aliases type".split()}
-_OF_FLASHRAG = {"supporting_facts", "context", "paragraphs", "question_decomposition"}  # what its metadata may hold
 HOLDOUT = 5  # one question in so many is held out where nothing else says which
 _FEW, _FEW_HELD_OUT = 100, 50  # questions; below, a sentence says what they are good for
 _CORPUS = ("passages", "corpus")  # files and folders beside the questions that are searched, not asked
-_TABLES = (".csv", ".tsv")  # whose cells are text, also where they were lists
 
 
 def load_own(
@@ -111,7 +99,7 @@ class _Loaded:
 
     by_split: Mapping[str | None, tuple[Question, ...]]
     passages: tuple[Passage, ...]
-    supporting_ids: Mapping[tuple[str | None, str], list[str]]
+    supporting_ids: Mapping[tuple[str | None, str], Sequence[str]]
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -155,23 +143,35 @@ def _corpus_beside(path: Path) -> Path | None:
 def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
     by_split: dict[str | None, list[Question]] = {}
     passages: dict[str, Passage] = {}
-    supporting_ids: dict[tuple[str | None, str], list[str]] = {}
-    named = dict.fromkeys(_split_in_name(file) if len(files) > 1 else None for file in files)
-    for group in named:  # ids are unique in a split: many files count from 1 in each
-        chosen = [file for file in files if len(files) == 1 or _split_in_name(file) == group]
-        for place, question, own, context, ids in _questions(chosen):
+    supporting_ids: dict[tuple[str | None, str], Sequence[str]] = {}
+    named = dict.fromkeys(map(_split_in_name, files))
+    for word in named:  # ids are unique in a split: many files count from 1 in each
+        group = word if len(files) > 1 else None
+        records = chain.from_iterable(numbered_records(file) for file in files if _split_in_name(file) == word)
+        for place, parsed in parse_records(records, _parse):
+            own = parsed.split or (None if word else parsed.noted_split)
             if own and group and own != group:
                 raise ValueError(f"{place}: 'split' is {own!r}, and the file's name has {group!r}")
-            by_split.setdefault(own or group, []).append(question)
-            if ids:
-                supporting_ids[own or group, question.id] = ids
-            passages.update((passage.id, passage) for passage in context)
+            if parsed.question is None:
+                continue
+            by_split.setdefault(own or group, []).append(parsed.question)
+            if parsed.supporting_ids:
+                supporting_ids[own or group, parsed.question.id] = parsed.supporting_ids
+            passages.update((passage.id, passage) for passage in parsed.passages)
     if not by_split:
         raise ValueError(f"{files[0]}: there is no question in it")
     if None in by_split and len(by_split) > 1:
         raise ValueError(f"{files[0]}: some rows have a 'split' and others have none: give it to all, or to none")
     questions = {split: tuple(questions) for split, questions in by_split.items()}
     return _Loaded(questions, tuple(passages.values()), supporting_ids)
+
+
+def _parse(record: Record) -> Parsed:
+    """A row, whose id also names its benchmark: Search-R1's files hold several, each with a question train_0."""
+    parsed = parse_row(record)
+    if not parsed.benchmark or not parsed.question:
+        return parsed
+    return parsed._replace(question=replace(parsed.question, id=f"{parsed.benchmark}/{parsed.question.id}"))
 
 
 def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) -> _Loaded:
@@ -191,29 +191,6 @@ def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) ->
 
     by_split = {split: tuple(resolve(split, q) for q in questions) for split, questions in loaded.by_split.items()}
     return replace(loaded, by_split=by_split)
-
-
-def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | None, list[Passage], list[str]]]:
-    """Each question with its place, the split that its row names, its contexts, and the ids of what supports it."""
-    seen: list[tuple[str, str | None, list[str]]] = []
-
-    def noted() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for file in files:
-            for where, record in numbered_records(file):
-                row = {str(key).strip().lower(): value for key, value in record.items() if not is_absent(value)}
-                try:
-                    if file.suffix.lower() in _TABLES and "answer" in row:
-                        row["answer"] = from_cell(row["answer"])
-                    ids = _texts(row.get("supporting_ids", []), "supporting_ids")
-                    seen.append((where, split_of(row) or _split_of_verl(row, file), ids))
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from None
-                yield where, row
-
-    for question, context in catalog.parse_records(noted(), parse_row):
-        if question is not None:
-            where, split, ids = seen[-1]
-            yield where, question, split, context, ids
 
 
 # -- splits --------------------------------------------------------------------------------------------------------
@@ -286,177 +263,3 @@ def _say_what_it_is_good_for(name: str, train: int, held_out: int, how: str) -> 
             text += f", and {train} questions are learned by heart: that is enough to see that everything runs"
         text += ". Use hundreds of questions to compare models, and thousands to train one."
     print(text, file=sys.stderr)
-
-
-# -- rows ---------------------------------------------------------------------------------------------------------------
-
-
-def parse_row(row: Mapping[str, Any]) -> catalog.Parsed:
-    """Read a row of docs/own_data.md, FlashRAG, Search-R1, verl, BEIR, HotpotQA, 2WikiMultihopQA or MuSiQue: its question and
-    contexts. Field names are in lower case, and no value is absent.
-
-    Raises:
-        ValueError: a field is missing or of a wrong type, by its name.
-    """
-    row = catalog.with_question_of_verl(row)
-    if "_id" in row and "text" in row and "question" not in row:  # BEIR's queries
-        row = {**row, "question": row["text"]}
-    if "question" not in row:
-        raise ValueError(f"there is no 'question'; the fields are {', '.join(map(repr, row))}")
-    if _is_of_flashrag(row):
-        question, passages = catalog.parse_flashrag({"id": catalog.hash_id(row["question"])} | dict(row))
-        benchmark = catalog.benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
-        if question and benchmark and "id" in row:
-            question = replace(question, id=f"{benchmark}/{question.id}")
-        return question, passages
-    if "question_decomposition" in row:
-        return catalog.parse_musique(row)
-    passages = _contexts(row)
-    facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
-    titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
-    golds = [*dict.fromkeys(_answers(row))]
-    id = next((row[name] for name in _IDS if name in row), None)
-    id = catalog.hash_id(row["question"]) if id is None else id
-    question = question_from_row(
-        {
-            "id": int(id) if isinstance(id, float) and id.is_integer() else id,  # as pandas has a column with a gap
-            "question": row["question"],
-            "answer": golds[0],
-            "aliases": golds[1:],
-            "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
-            "supporting_titles": titles,
-            "supporting_facts": facts or None,
-            "supporting_paragraphs": row.get("supporting_paragraphs", catalog.gold_paragraphs(titles, passages)),
-            "decomposition": _decomposition(row),
-        }
-    )
-    return question, passages
-
-
-def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
-    """Whether all but the answers is in the metadata. A row of yours may have a field of that name."""
-    if not catalog.is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
-        return False
-    known = catalog.metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
-    return bool(_OF_FLASHRAG & known) or not (_OWN & row.keys() and set(ANSWERS) & row.keys())
-
-
-def _decomposition(row: Mapping[str, Any]) -> object:
-    """MuSiQue's steps. Warns of something else of that name."""
-    value = from_cell(row.get("decomposition"))
-    if value is None or (isinstance(value, list | tuple) and all(isinstance(step, Mapping) for step in value)):
-        return value or None
-    warnings.warn("'decomposition' is left out: it is not what MuSiQue has there", stacklevel=2)
-    return None
-
-
-def _facts(value: object) -> list[tuple]:
-    value = from_cell(value)
-    try:
-        return [
-            (_text(title, "supporting_facts"), number) for title, number in catalog.pairs(value, "title", "sent_id")
-        ]
-    except (ValueError, TypeError, LookupError):
-        expected = "expected pairs of a title and a sentence's number"
-        raise ValueError(f"'supporting_facts': {expected}, got {value!r:.80}") from None
-
-
-def _answers(row: Mapping[str, Any]) -> list[str]:
-    names = [name for name in ANSWERS if name in row]
-    if not names:
-        raise ValueError(
-            f"there is no 'answer' and no 'answers'; the fields that hold anything are {', '.join(map(repr, row))}"
-        )
-    golds: list[str] = []
-    for name in names:
-        value = row[name]
-        if isinstance(value, Mapping) and "text" in value:  # SQuAD's, with places in the context
-            value = value["text"]
-        is_one = name == "answer" and not isinstance(value, list | tuple)  # "|" may be in an answer
-        golds += [_text(gold, name) for gold in ([value] if is_one else _listed(value, name))]
-    if not any(gold.strip() for gold in golds):
-        raise ValueError(f"{names[0]!r} holds no answer: a question without one can be neither trained on nor scored")
-    golds += [alias for name in ("aliases", "answer_aliases") for alias in _texts(row.get(name, []), name)]
-    return [gold for gold in golds if gold.strip()]
-
-
-def _contexts(row: Mapping[str, Any]) -> list[Passage]:
-    """The passages in a row: texts, objects with title and text, or HotpotQA's and MuSiQue's pairs."""
-    name = next((name for name in _CONTEXTS if name in row), None)
-    if name is None:
-        return []
-    value = row[name]
-    if isinstance(value, str) and (listed := _written_list(value.strip())) is not None:  # in a cell of a table
-        value = listed
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    if isinstance(value, str) or isinstance(first, str):
-        texts = [value] if isinstance(value, str) else value
-        return [make_passage(str(row.get("title", "")) or title_from(t), t) for t in (_text(t, name) for t in texts)]
-    if isinstance(first, Mapping) and "text" in first:
-        if odd := [item for item in value if not isinstance(item, Mapping) or "text" not in item]:
-            raise ValueError(f"{name!r}: expected objects with title and text, got {odd[0]!r:.80}")
-        pairs = ((str(item.get("title") or ""), _text(item["text"], name)) for item in value)
-        return [make_passage(title or title_from(text), text) for title, text in pairs]
-    if name == "paragraphs":
-        return paragraph_passages(dict(row))
-    return context_passages({"context": value})
-
-
-def split_of(row: Mapping[str, Any]) -> str | None:
-    if "split" not in row:
-        return None
-    word = str(row["split"]).strip().lower()
-    if word not in TRAIN + HELD_OUT:
-        raise ValueError(f"'split' must be train, validation (or valid, val, dev) or test, got {row['split']!r:.80}")
-    return word
-
-
-def _split_of_verl(row: Mapping[str, Any], file: Path) -> str | None:
-    """The split in ``extra_info``, if it is a known one and the name of the file has none."""
-    extra = row.get("extra_info")
-    word = str(extra.get("split")).lower() if isinstance(extra, Mapping) else ""
-    return word if word in TRAIN + HELD_OUT and not _split_in_name(file) else None
-
-
-def _listed(value: object, name: str) -> list:
-    """A list; or a text with | between its parts, as a table holds it."""
-    if isinstance(value, str):
-        if (parts := _written_list(value.strip())) is not None:
-            return parts
-        return [part.strip() for part in value.split("|")]
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def from_cell(value: object) -> object:
-    """The list that a cell of a table holds, or else the value as it is."""
-    return (_written_list(value.strip()) or value) if isinstance(value, str) else value
-
-
-def _written_list(text: str) -> list | None:
-    """The list that a cell of a table was written from, in Python or JSON; None for other text.
-    Raises ValueError: it is an array of numpy, without commas."""
-    for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
-        try:
-            found = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", text):
-            raise ValueError(f"a list without commas, {text!r:.80}: write it as JSON")
-        return list(found)
-    return None
-
-
-def _texts(value: object, name: str) -> list[str]:
-    return [_text(one, name) for one in _listed(value, name) if not is_absent(one)]
-
-
-def _text(value: object, name: str) -> str:
-    if isinstance(value, bool) and name in ANSWERS:  # StrategyQA's
-        return "yes" if value else "no"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
-    return value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def is_absent(value: object) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_envs.data.catalog import CATALOG, SPLITS
 from agent_envs.data.hub import download, find_cached
-from agent_envs.data.local import NotHere, cache_folder, find_faults, load, locate, questions_file, shorten_path
+from agent_envs.data.local import NotHere, cache_folder, find_faults, find_file, load, questions_file, shorten_path
 from agent_envs.data.question import Question
 from retrieval_index import Passage
 
@@ -94,14 +94,14 @@ def load_benchmark(
     for place, look in _places(name, split, data, source):
         try:
             path, origin = look()
-            location = locate(path, name, split, corpus, questions_only)
+            file = find_file(path, name, split)
         except NotHere as error:
             tried.append((place, str(error)))
             continue
-        questions, passages = load(location)
-        origin = origin or f"local:{shorten_path(location.questions)}"
-        origin += f" + corpus {shorten_path(location.passages)}" if corpus and location.passages else ""
-        passages, described = () if questions_only else passages, origin
+        questions, passages, searched = load(name, file, corpus, questions_only)
+        origin = origin or f"local:{shorten_path(file)}"
+        origin += f" + corpus {shorten_path(searched)}" if corpus and searched else ""
+        described = origin
         for short, long in find_faults(name, questions, passages):
             warnings.warn(f"{CATALOG[name].title}, {origin}: {long}", stacklevel=2)
             described += f" ({short})"

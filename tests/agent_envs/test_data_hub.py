@@ -68,7 +68,7 @@ def test_hotpotqa_is_downloaded_once(hotpot, tmp_path, monkeypatch, capfd):
     benchmark = load_benchmark("hotpotqa", split="validation")
     assert benchmark.questions[1] == Question(
         id="5a1", question="Where was the director of Nebelmeer 1 born?", answer="Zürich", type="bridge",
-        supporting_titles=("Nebelmeer", "Ada Kern"), supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 1)),
+        supporting_titles=("Nebelmeer", "Ada Kern"),
         supporting_paragraphs=tuple(paragraph_key(passage.text) for passage in benchmark.passages),
     )  # fmt: skip
     assert [passage.text for passage in benchmark.passages] == ["".join(texts) for texts in CONTEXT["sentences"]]
@@ -92,7 +92,6 @@ def test_musique(tmp_path, monkeypatch):
     put_on_hub(monkeypatch, "musique", tmp_path / "MuSiQue")
     (question,) = load_benchmark("musique", split="validation").questions
     assert question.id == "dev" and question.supporting_titles == ("Nebelmeer",)
-    assert dict(question.decomposition[0]) == MUSIQUE_ROW["question_decomposition"][0]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_a_row_of_another_shape_leaves_no_trace_in_the_cache(tmp_path, monkeypat
     rows = [MUSIQUE_ROW, {**MUSIQUE_ROW, "answer": ""}]
     (tmp_path / "MuSiQue" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     put_on_hub(monkeypatch, "musique", tmp_path / "MuSiQue")
-    with pytest.raises(ValueError, match="record 2: 'answer' is empty"):
+    with pytest.raises(ValueError, match="record 2: there is no 'answer'"):
         load_benchmark("musique", split="train")
     assert not list((tmp_path / "cache").iterdir())
 

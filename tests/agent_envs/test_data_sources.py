@@ -88,7 +88,7 @@ def test_what_was_named_must_be_there(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "named")  # a broken file is an error wherever it lies
     (folder / "hotpotqa.validation.jsonl").write_text('{"id": "q1", "question": "Who?"}\n')
     monkeypatch.setenv("AGENT_ENVS_DATA", str(folder))
-    with pytest.raises(ValueError, match=r"hotpotqa\.validation\.jsonl:1: the row has no 'answer'"):
+    with pytest.raises(ValueError, match=r"hotpotqa\.validation\.jsonl:1: there is no 'answer'"):
         load()
 
 
@@ -186,7 +186,9 @@ def test_what_is_no_file_of_the_benchmark_is_named_before_its_passages_are_misse
     (tmp_path / place).write_text(text)
     if searched:
         make_folder(tmp_path / "corpus")
-    with pytest.raises(ValueError, match=f"{place}.*(no question|has no|not an object|expected an object|Expecting)"):
+    with pytest.raises(
+        ValueError, match=f"{place}.*(no question|there is no '|not an object|expected an object|Expecting)"
+    ):
         load(data=tmp_path, corpus=tmp_path / "corpus" if searched else None)
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import retrieval_index
-from agent_envs.data.own import _key, load_own, parse_row
+from agent_envs.data.own import _key, load_own
 from agent_envs.data.question import paragraph_key
+from agent_envs.data.rows import parse_records, parse_row
 from agent_envs.integrations import Episode
 from agent_envs.tasks.qa_data import load
 from agent_envs.utils.scripts import roll_out
@@ -198,14 +201,17 @@ def test_what_is_searched(tmp_path, data, corpus):
         ([{"question": "Who?", "label": "Ada"}], r":1: there is no 'answer' and no 'answers'; .* 'question', 'label'"),
         ([{"question": "Who?", "answers": []}], r":1: 'answers' holds no answer"),
         ([{"question": "Who?", "answer": "x", "aliases": [True]}], r":1: 'aliases': expected text or a number, got True"),
-        ([{"question": "Who?", "answer": "x", "supporting_facts": [[1, "x"]]}], r":1: 'supporting_facts': expected"),
+        ([{"question": "Who?", "answer": "x", "supporting_facts": [["x"]]}], r":1: 'supporting_facts': expected"),
         ([{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": "1"}}], ":1: a row of verl needs a 'question'"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "reward_model": {}}], "a question is text"),
         ([{"prompt": ["Who?"], "reward_model": {"ground_truth": "1"}}], ":1: 'prompt': expected an object, got 'Who"),
-        ([{"question": ["Who?"], "answer": "Ada"}], r":1: 'question': expected a string, got \["),
+        ([{"question": ["Who?"], "answer": "Ada"}], r":1: 'question': expected text or a number, got \["),
         ([{"question": "Who?", "answer": "Ada", "split": "holdout"}], r":1: 'split' must be train, validation"),
         ([{"id": 1, "question": "A?", "answer": "a"}, {"id": 1, "question": "B?", "answer": "b"}], r":2: the id '1' is that of"),
         ([["Who?", "Ada"]], r":1: expected an object"),
+        ([{"question": "Who?", "answer": "\ud800"}], r":1: 'answer': a lone surrogate"),
+        ([{"question": " ", "answer": "x"}], r":1: 'question' is empty"),
+        ([{"id": True, "question": "Who?", "answer": "x"}], r":1: 'id': expected text or a number, got True"),
         ([], r"my\.jsonl: there is no question in it"),
         ([{"question": "Only one?", "answer": "yes"}], "no question to train on, 1 of 1 questions held out by seed 0: give more"),
     ],
@@ -356,18 +362,17 @@ def test_a_list_in_the_cell_of_an_answer(tmp_path):
         ("Friday", "Fridays"), ("Friday", "Fridays"), ("[sic]",), ("Friday | Fridays",), ("1",)
     ]  # fmt: skip
     for text in ("[1, 2, 3]", "['Friday']"):  # JSON has lists of its own
-        (question, _) = parse_row({"question": "When?", "answer": text})
-        assert question.golds == (text,)
+        assert parse_row({"question": "When?", "answer": text}).question.golds == (text,)
     for text in ("['Friday', 'Fridays']", '["Friday", "Fridays"]', "Friday | Fridays"):
-        assert parse_row({"question": "When?", "answers": text})[0].golds == ("Friday", "Fridays")
+        assert parse_row({"question": "When?", "answers": text}).question.golds == ("Friday", "Fridays")
     with pytest.raises(ValueError, match=r"a list without commas.*write it as JSON"):  # as numpy writes it
         parse_row({"question": "When?", "answers": "['Friday' 'Fridays']"})
 
 
 def test_every_answer_counts():
     row = {"question": "When?", "answer": "Friday", "answers": ["Friday", "Fridays"], "golden_answers": "Fri | Fr"}
-    question, _ = parse_row({**row, "aliases": ["day 5"], "answer_aliases": ["the fifth"]})
-    assert question.golds == ("Friday", "Fridays", "Fri", "Fr", "day 5", "the fifth")
+    parsed = parse_row({**row, "aliases": ["day 5"], "answer_aliases": ["the fifth"]})
+    assert parsed.question.golds == ("Friday", "Fridays", "Fri", "Fr", "day 5", "the fifth")
 
 
 SAME = [
@@ -384,27 +389,36 @@ OTHERS = [
 
 @pytest.mark.parametrize(("one", "other"), [*SAME, *OTHERS])
 def test_which_questions_are_one(one, other):
-    keys = [_key(parse_row({"question": text, "answer": "x"})[0]) for text in (one, other)]
+    keys = [_key(parse_row({"question": text, "answer": "x"}).question) for text in (one, other)]
     assert (keys[0] == keys[1]) is ((one, other) in SAME)
-
-
-def test_another_thing_of_the_name_of_a_decomposition_is_left_out():
-    row = {"question": "Who?", "answer": "Mira"}
-    steps = [{"question": "mayor of Tarn?", "answer": "Mira"}]
-    for given in (steps, json.dumps(steps)):
-        assert parse_row({**row, "decomposition": given})[0].decomposition == tuple(steps)
-    with pytest.warns(UserWarning, match="'decomposition' is left out: it is not what MuSiQue has there"):
-        assert parse_row({**row, "decomposition": "first, then"})[0].decomposition is None
 
 
 def test_fields_of_the_benchmarks_in_a_table():
     """pandas makes floats of numbers in a column with a gap, and writes lists as text."""
     row = {"question": "When?", "answer": "Friday", "id": 3.0, "type": 2}
-    question, _ = parse_row(row | {"supporting_facts": "[['Oslo', 0], ['Rome', 1]]"})
+    question = parse_row(row | {"supporting_facts": "[['Oslo', 0], ['Rome', 1]]"}).question
     assert (question.id, question.type, question.supporting_titles) == ("3", "2", ("Oslo", "Rome"))
     for wrong in ("Oslo", "[1]", [["Oslo"]], 3):
         with pytest.raises(ValueError, match="'supporting_facts': expected pairs of a title and a sentence's number"):
             parse_row({**row, "supporting_facts": wrong})
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("aé \ud800", max_size=3),
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(st.sampled_from(("title", "text")), values, max_size=4)
+    ),
+    max_leaves=8,
+)
+FIELDS = ("id", "question", "answers", "aliases", "type", "supporting_facts", "context", "paragraphs", "metadata")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES))
+def test_any_row_is_a_question_or_a_value_error(change):
+    row = {"question": "Who?", "answer": "Ada", **change}
+    with contextlib.suppress(ValueError):
+        ((_, parsed),) = parse_records([("a.jsonl:1", row)], parse_row)
+        assert isinstance(hash(parsed.question), int) and parsed.question.answer.strip()
 
 
 @pytest.mark.parametrize(
