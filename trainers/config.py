@@ -227,9 +227,9 @@ class EvaluationArgs:
 
     eval_every: Count = option(10, mutable_on_resume=True)
     """Updates between evaluations on held-out questions."""
-    eval_questions: Count = option(200, mutable_on_resume=True)
+    eval_questions: Count = 200
     """Held-out questions of each evaluation; the last one uses --final-questions."""
-    eval_temperature: NotNegative = option(0.0, config_only=True, mutable_on_resume=True)
+    eval_temperature: NotNegative = option(0.0, config_only=True)
     """Sampling temperature of evaluations during the run; 0 is greedy decoding, which the closing table always uses."""
     final_questions: Count = option(500, advanced=True, mutable_on_resume=True)
     """Held-out questions of the closing table."""

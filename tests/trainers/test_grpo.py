@@ -21,7 +21,7 @@ def test_a_whole_run(short_run, letters, tmp_path, capsys, monkeypatch, save_pic
     written = json.loads((out / "summary.json").read_text())
     assert written["env"] == letters and written["episodes"] == 4 * 6
     assert written["source"].startswith("miniwiki:validation")
-    scores = {f"em_{agent}" for agent in ("cold_start", "trained", "naive_rag")}
+    scores = {f"em_{agent}" for agent in ("cold_start", "trained")}
     assert scores | {"seed", "seconds_cold_start", "seconds_training"} <= set(written)
     assert [row["episodes"] for row in summary["rows"]] == [6] * 5
     lines = read_metrics(out / "metrics.jsonl")

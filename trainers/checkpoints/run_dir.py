@@ -6,13 +6,13 @@
 | metrics.jsonl | `lifecycle.logger`, a line an update | after each update |
 | episodes.jsonl, episode_tokens.jsonl | `episodes.records` | baselines, evaluations, kept training episodes, closing table |
 | checkpoint-N, best | `checkpoints.checkpoint` | arguments.json (`settings`) and README.md (`card`) are in each |
-| baselines.json, evaluation.md, learning_curve.png, summary.json | here | at the begin; at the end or after a signal |
-| report.html | `episodes.report.page` | with each checkpoint, and at the end |
+| baselines.json | `lifecycle.setup` | at the begin |
+| evaluation.md, learning_curve.png, summary.json | here | at the end |
+| report.html | `episodes.report.page` | with each checkpoint, after a signal, and at the end |
 | start; demonstrations.jsonl | `tiny.cold_start`; `imitation.demonstrations`, of sft | at the begin |
 """
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -37,11 +37,9 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
-from trainers.runtime.integrity import BEST, CARD_FILE
+from trainers.runtime.integrity import BEST
 from trainers.runtime.progress import METRICS_FILE, read_metrics
 from trainers.runtime.signals import TrainingStopped
-
-BASELINES_FILE = "baselines.json"
 
 
 @contextmanager
@@ -116,68 +114,24 @@ def _check_checkpoint(args) -> None:
         print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is continued from.", file=sys.stderr)
 
 
-def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
+def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args: Any) -> None:
     """Write the checkpoint of an update into the folder of the run, after the metrics that lead to it."""
     if (run / METRICS_FILE).exists():
         durable.sync(run / METRICS_FILE)
-    path = run / f"checkpoint-{step}"
     checkpoint.save(
-        path, model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args), modules=modules, keep_last=args.save_total_limit - 1, texts=describe(path, policy, args),
+        run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
+        extra=settings(args), modules=modules, keep_last=args.save_total_limit - 1,
+        texts={ARGUMENTS_FILE: describe_arguments(args)},
     )  # fmt: skip
 
 
-def save_best(
-    run: Path, policy: Policy, step: int, score: float | None, args: Any, extra: dict[str, Any] | None = None
-) -> None:
+def save_best(run: Path, policy: Policy, step: int, score: float | None, args: Any, extra: dict[str, Any]) -> None:
     """Write the weights of the best evaluation so far, from which no run continues, into ``best`` in the folder of the run."""
-    path, best = run / BEST, {"update": step, "score": score} | _select_evaluation(args)
     checkpoint.save(
-        path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
-        extra=settings(args) | (extra or {}) | {"best": best}, texts=describe(path, policy, args),
+        run / BEST, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
+        extra=settings(args) | extra | {"best": {"update": step, "score": score}},
+        texts={ARGUMENTS_FILE: describe_arguments(args)},
     )  # fmt: skip
-
-
-def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
-    """Make the further files of a checkpoint, by name: arguments, and a model card."""
-    arguments = describe_arguments(args)
-    base = str(policy.model.name_or_path) if lora.has_lora(policy.model) else None
-    text = card.make_card(json.loads(arguments), checkpoint.parent, checkpoint.name, base)
-    return {ARGUMENTS_FILE: arguments, CARD_FILE: text}
-
-
-def _select_evaluation(args: Any) -> dict[str, Any]:
-    """What scores depend on besides the weights: other evaluations do not tell which are better."""
-    return {name: getattr(args, name) for name in ("eval_questions", "eval_temperature") if hasattr(args, name)}
-
-
-def read_best(run: Path, args: Any) -> float | None:
-    """Read the score of the weights in ``best``; None without any, NaN if damaged or chosen by other evaluations."""
-    try:
-        best = checkpoint.read_extra(run / BEST)["best"]
-        if any(best[name] != value for name, value in _select_evaluation(args).items()):
-            print(f"{run / BEST} was chosen by other evaluations: the next one takes its place", file=sys.stderr)
-            return math.nan
-        return float(best["score"])
-    except FileNotFoundError:
-        return None
-    except (checkpoint.CheckpointDamaged, OSError, LookupError, TypeError) as error:
-        print(f"Warning: {error}: the next evaluation takes its place", file=sys.stderr)
-        return math.nan
-
-
-def write_baselines(run: Path, requested: dict, rows: list[dict]) -> None:
-    """Keep the rows of the baselines, and what was requested of them, for when the run is resumed."""
-    durable.write_text(run / BASELINES_FILE, json.dumps({"requested": requested, "rows": rows}, indent=2))
-
-
-def read_baselines(run: Path, requested: dict) -> list[dict] | None:
-    """The rows of the baselines; None if there are none of what is requested now."""
-    try:
-        kept = json.loads((run / BASELINES_FILE).read_text(encoding="utf-8"))
-        return kept["rows"] if kept["requested"] == requested else None
-    except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are rolled out again
-        return None
 
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
@@ -205,23 +159,8 @@ def load_weights(policy: Policy, folder: Path) -> None:
         policy.model.load_state_dict(saved.model.state_dict())
 
 
-def find_summary(run: Path) -> Path:
-    """Find the summary of a finished run."""
-    return run / tables.SUMMARY_FILE
-
-
-def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
-    """Write the learning curve so far and the table of the baselines; ``done`` is such as "12 of 50 updates"."""
-    write_unfinished_page(run, summary, done)
-    if "rows" not in summary:  # of SFT
-        return
-    _draw_curve(run, summary)
-    header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
-    durable.write_text(run / "evaluation.md", header + tables.table(summary["rows"]))
-
-
 def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
-    """report.html of a run that goes on, with its newest episodes; for the arguments see `write_unfinished_report`."""
+    """report.html of a run that goes on, with its newest episodes; ``done`` is such as "12 of 50 updates"."""
     html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**23)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ _INTERFACE = (
     "k", "max_chars", "passage_tokens", "read", "instructions", "format", "context", "instructions_in_observation", "max_turns",
     "max_calls", "max_total_calls", "max_tokens",
 )  # fmt: skip
+
+_OF_A_CALL = {"out", "resume", "config"}  # arguments that no run keeps
 
 Args = TypeVar("Args")
 
@@ -79,14 +81,13 @@ def _list_tasks(env: str, env_kwargs: str) -> set[str]:
 
 def list_changed(args: Any) -> list[str]:
     """List the arguments that are not as by default."""
-    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume", "config")}
-    return [field.name for field in fields(args) if kept.get(field.name) not in (None, field.default)]
+    return [f.name for f in fields(args) if f.name not in _OF_A_CALL and getattr(args, f.name) != f.default]
 
 
 def describe_arguments(args: Any) -> str:
     """What `ARGUMENTS_FILE` holds: all arguments but the folder of the run, those ``changed`` that are not as by default, and the
     ``algorithm``, the name of their file."""
-    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume", "config")}
+    kept = {name: value for name, value in asdict(args).items() if name not in _OF_A_CALL}
     described = kept | {"algorithm": algorithm_of(args), "changed": list_changed(args)}
     return json.dumps(to_json_types(described), indent=2) + "\n"
 
@@ -96,7 +97,7 @@ def restore(defaults: Args, run: Path) -> Args:
     saved = _read_arguments(run)
     if (algorithm := saved["algorithm"]) != algorithm_of(defaults):
         raise UserError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
-    known = {field.name for field in fields(defaults)} - {"out", "resume", "config"}  # type: ignore[arg-type]
+    known = {field.name for field in fields(defaults)} - _OF_A_CALL  # type: ignore[arg-type]
     return replace(defaults, **{n: v for n, v in saved.items() if n in known}, resume=run)  # type: ignore[type-var]
 
 
@@ -113,33 +114,32 @@ def _read_arguments(run: Path) -> dict[str, Any]:
     raise UserError(f"no checkpoint in {run} has its {ARGUMENTS_FILE}")
 
 
-def find_differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
-    """Find the `settings` of a saved run that differ from ``args``: (saved, wanted) by name."""
-    had, wanted = to_json_types(dict(saved)), to_json_types(settings(args))
-    names = [*(field.name for field in fields(args)), "algorithm"]
-    pairs = {name: (had.get(name), wanted.get(name)) for name in names if name in had or name in wanted}
-    allowed = mutable_on_resume(args) | {"config"}
-    return {name: pair for name, pair in pairs.items() if name not in allowed and not _is_same(name, *pair)}
+def find_differences(saved: Mapping[str, object], args: Any, also: Iterable[str] = ()) -> dict[str, tuple]:
+    """Find the `settings` of a saved run that differ from ``args``: (saved, wanted) by name. ``also``: further arguments, if they
+    were saved."""
+    had = to_json_types(dict(saved))
+    wanted = settings(args) | {name: getattr(args, name) for name in also if name in had and hasattr(args, name)}
+    pairs = {name: (had.get(name), value) for name, value in to_json_types(wanted).items()}
+    return {name: pair for name, pair in pairs.items() if not _is_same(name, *pair)}
 
 
 def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
     """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
     if different := find_differences(saved, args):
-        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
-        raise SettingsDiffer(f"{where} was trained with {listed}: remove it; --help-all lists what --resume may change")
+        said = _list_differences(different)
+        raise SettingsDiffer(f"{where} was trained with {said}: remove it; --help-all lists what --resume may change")
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
     """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
-    saved, evaluation = dict(summary["settings"]), dict(summary.get("evaluation", {}))
-    different = find_differences(saved, args)
-    for name in (*LENGTHS, "eval_every", "eval_questions", "eval_temperature"):
-        had = saved.get(name, evaluation.get(name))
-        if hasattr(args, name) and had is not None and had != getattr(args, name):
-            different[name] = (had, getattr(args, name))
-    if different:
-        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
-        raise SettingsDiffer(f"{folder} holds a run with other settings ({listed}): give another --out")
+    saved = dict(summary["settings"]) | dict(summary.get("evaluation", {}))
+    if different := find_differences(saved, args, also=(*LENGTHS, "eval_every")):
+        said = _list_differences(different)
+        raise SettingsDiffer(f"{folder} holds a run with other settings ({said}): give another --out")
+
+
+def _list_differences(different: Mapping[str, tuple]) -> str:
+    return ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
 
 
 _PATHS = ("model", "base_model", "chat_template", "episodes", "messages")

@@ -1,14 +1,26 @@
 """The echo trap: a policy that repeats itself, stops exploring and collapses (RAGEN, Wang et al. 2025).
 
-`CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. The rules for in-group deviation,
+`CollapseMonitor` reads the metrics of each update and names the symptom when a rule fires. The rules for in-group deviation,
 empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268). The rule for a hacked reward is our
 own. The others apply a rule of the same kind to what the papers plot.
+
+All that it reads is logged, as ``monitor/…``, ``train/…`` or ``eval/…``: a resumed run reads its monitor's state back from
+``metrics.jsonl``.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
+
+from trainers.config import TrainArgs
+from trainers.models.micro_batches import compute_logprobs
+from trainers.models.policy import Policy
+from trainers.rollouts.statistics import MONITOR
+from trainers.runtime.progress import Progress
+from trainers.trajectory import Step, Trajectory, collate
 
 WINDOW = 10  # the first updates, which are the measure of the later ones, and how long a symptom must last
 FEW = 3  # of them, where a policy may collapse before they are over, and be its own measure
@@ -23,11 +35,12 @@ class Rule:
     """Fires if a statistic is beyond ``bound`` times its first mean for `WINDOW` updates in a row.
 
     The first mean is over `WINDOW` updates. If the rule is not ``exact``, it is over as few as `FEW` of them, those with the
-    largest change.
+    largest change. At or below ``least`` there is nothing to lose, or too little to be a growth.
     """
 
     symptom: str
     bound: float
+    least: float = -math.inf
     stop: bool = False
     exact: bool = False
 
@@ -39,15 +52,14 @@ RULES = {  # by statistic
     "entropy": (Rule(symptom="entropy collapsed", bound=0.1), Rule(symptom="entropy exploded", bound=3.0)),
     # mean tokens of a turn
     "response_length": (Rule(symptom="responses shrank", bound=0.25), Rule(symptom="responses grew", bound=4.0)),
-    # mean share of n-grams that occurred before
-    "repetition": (Rule(symptom="text repeats itself", bound=2.0),),
+    # mean share of n-grams that occurred before; a fifth is ordinary text, however few there were at first
+    "repetition": (Rule(symptom="text repeats itself", bound=2.0, least=0.2),),
     # shares of turns that use a tool, and that could be parsed
-    "search_rate": (Rule(symptom="search was given up", bound=0.1),),
-    "valid_turns": (Rule(symptom="turns became invalid", bound=0.5),),
-    "mutual_information": (Rule(symptom="template collapse", bound=0.1),),
+    "search_rate": (Rule(symptom="search was given up", bound=0.1, least=0.0),),
+    "valid_turns": (Rule(symptom="turns became invalid", bound=0.5, least=0.0),),
+    # of first turns and their prompts, in nats per token
+    "mutual_information": (Rule(symptom="template collapse", bound=0.1, least=0.1),),
 }
-LEAST = {"search_rate": 0.0, "valid_turns": 0.0, "mutual_information": 0.1}  # share, share, nats
-REPETITION = 0.2  # below this share repeated n-grams are ordinary text, however few there were at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +75,14 @@ class Symptom:
 
 
 class CollapseMonitor:
-    """Names symptoms of collapse when they begin.
+    """Names symptoms of collapse when they begin: each once, and again if it went away and came back.
 
-    Each is reported once, and again if it went away and came back.
+    Attributes:
+        symptoms: in order: ``update``, ``name``, ``message`` and ``stop`` of each.
     """
 
-    def __init__(self):
+    def __init__(self, score: str):
+        self.score, self.symptoms = score, list[dict[str, Any]]()
         self._updates = 0
         self._first: dict[str, list[float]] = {}  # of each statistic, the first ones
         self._lasting: dict[str, int] = {}  # of each symptom, for how long it has lasted
@@ -76,40 +90,40 @@ class CollapseMonitor:
         self._first_paid: list[tuple[float, float]] = []  # returns and scores
         self._last_paid: list[tuple[float, float]] = []
 
-    def update(
-        self, *, gradient_norm: float | None = None, empty_filter: bool | None = None, **statistics: float
-    ) -> list[Symptom]:
-        """Take the statistics of one update, whichever there are; one that is left out neither continues nor ends a symptom.
+    def record(self, update: int, metrics: Mapping[str, float | None], progress: Progress | None = None) -> bool:
+        """Read the metrics of one update, and warn of symptoms that appear for the first time; returns whether training
+        should end by the rules of the papers. A metric that is left out neither continues nor ends a symptom."""
+        found = self._read({name: value for name, value in metrics.items() if value is not None})
+        for symptom in found:
+            if progress and symptom.name not in {known["name"] for known in self.symptoms}:
+                text = f"Warning: {symptom.name} at update {update} ({symptom.message})"
+                progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            self.symptoms.append({"update": update, **asdict(symptom)})
+        return any(symptom.stop for symptom in found)
 
-        Args:
-            gradient_norm: before clipping; left out if the update was skipped.
-            empty_filter: whether the filter left no group, so that the update was skipped.
-            statistics: by the names of `RULES`.
-        """
-        found = [s for name in RULES if name in statistics for s in self._compare(name, statistics[name])]
-        if gradient_norm is not None:
-            found += self._check_gradient(gradient_norm)
-        if empty_filter is not None:
+    def _read(self, metrics: Mapping[str, float]) -> list[Symptom]:
+        numbers = {n.removeprefix(MONITOR): value for n, value in metrics.items() if n.startswith(MONITOR)}
+        found = [s for name in RULES if name in numbers for s in self._compare(name, numbers[name])]
+        if "gradient_norm" in numbers:
+            found += self._check_gradient(numbers["gradient_norm"])
+        if "empty_filter" in numbers:
             message = f"the filter left no group, {EMPTY_FILTERS} times in a row: no group's returns differ"
-            found += self._count("no signal left", empty_filter, EMPTY_FILTERS, message, stop=True)
-        self._updates += 1
+            found += self._count("no signal left", bool(numbers["empty_filter"]), EMPTY_FILTERS, message, stop=True)
+        self._updates += bool(numbers)
+        if (failed := metrics.get("train/failed")) is not None:
+            message = f"a tool failed in {failed:.1%} of the episodes, which are left out"
+            found += self._count("tools broke", failed > 0, 1, message)
+        if {"train/return", f"train/{self.score}"} <= metrics.keys():
+            found += self._check_reward(metrics["train/return"], metrics[f"train/{self.score}"])
+        success = metrics.get(f"eval/{self.score}", -1.0)
+        if success >= 0:  # what is negative is a return, as of an environment of costs, and no rate of success
+            message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
+            found += self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
         return found
 
-    def validate(self, success: float) -> list[Symptom]:
-        """Take the success rate of a validation, 0 to 1."""
-        message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
-        return self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
-
-    def check_tools(self, failed: float) -> list[Symptom]:
-        """Take the share of episodes in which a tool failed, 0 to 1."""
-        message = f"a tool failed in {failed:.1%} of the episodes, which are left out"
-        return self._count("tools broke", failed > 0, 1, message, stop=False)
-
-    def check_reward(self, returns: float, score: float) -> list[Symptom]:
-        """Take the mean return of a batch of training episodes and their mean score, the measure that the reward is meant for.
-
-        The reward is hacked where, of the last `WINDOW` batches against the first ones, the one rises and the other falls.
-        """
+    def _check_reward(self, returns: float, score: float) -> list[Symptom]:
+        """The reward is hacked where, of the last `WINDOW` batches against the first ones, the mean return rises and the mean
+        score, the measure that the reward is meant for, falls."""
         if not (math.isfinite(returns) and math.isfinite(score)):
             return []
         first = self._first_paid
@@ -124,7 +138,7 @@ class CollapseMonitor:
         message = (
             f"the return rose from {paid:.3g} to {now_paid:.3g}, the score fell from {right:.3g} to {now_right:.3g}"
         )
-        return self._count("reward hacked", bool(moved.all()), 1, message, stop=False)
+        return self._count("reward hacked", bool(moved.all()), 1, message)
 
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):
@@ -132,19 +146,13 @@ class CollapseMonitor:
         first = self._first.setdefault(name, [])
         found = []
         for rule in RULES[name]:
-            least = WINDOW if rule.exact else FEW
-            means = [sum(first[:count]) / count for count in range(least, len(first) + 1)]
-            if not means:
-                continue
-            mean = max(means) if rule.bound < 1 else min(means)
-            limit = rule.bound * mean
-            beyond = value <= limit if rule.bound < 1 else value > limit
-            if name in LEAST:  # what never was cannot be lost
-                beyond = beyond and mean > LEAST[name]
-            if name == "repetition":
-                beyond = value > max(limit, REPETITION)
-            message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first ones ({mean:.3g})"
-            found += self._count(rule.symptom, beyond, WINDOW, message, rule.stop)
+            counts = range(WINDOW if rule.exact else FEW, len(first) + 1)
+            if means := [sum(first[:count]) / count for count in counts]:
+                mean = max(means) if rule.bound < 1 else min(means)
+                limit = rule.bound * mean
+                fell, rose = value <= limit and mean > rule.least, value > max(limit, rule.least)
+                message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first ones ({mean:.3g})"
+                found += self._count(rule.symptom, fell if rule.bound < 1 else rose, WINDOW, message, rule.stop)
         if len(first) < WINDOW:
             first.append(value)
         return found
@@ -160,20 +168,31 @@ class CollapseMonitor:
         message = f"gradient norm {norm:.3g}, over {SPIKE:g} x its moving average ({average:.3g})"
         return [Symptom(name="gradient norm spiked", message=message, stop=False)]
 
-    def _count(self, symptom: str, present: bool, needed: int, message: str, stop: bool) -> list[Symptom]:
+    def _count(self, symptom: str, present: bool, needed: int, message: str, stop: bool = False) -> list[Symptom]:
         self._lasting[symptom] = self._lasting.get(symptom, 0) + 1 if present else 0
         return [Symptom(name=symptom, message=message, stop=stop)] if self._lasting[symptom] == needed else []
 
 
-def mutual_information(logprobs: torch.Tensor) -> float:
-    """Mutual information of a policy's reasoning and its prompts, in nats: E_i[l_ii − log mean_j exp l_ij].
+def mutual_information(
+    policy: Policy, trajectories: list[Trajectory], args: TrainArgs, prompts: int = 8
+) -> float | None:
+    """How much the first turns tell about the prompts that they answer, in nats a token: E_i[l_ii − log mean_j exp l_ij].
 
-    The proxy of RAGEN-2. Near log N, its most, each prompt has reasoning of its own; near 0 the same template answers them all,
-    which entropy does not show. ``logprobs``: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens
-    or, where that would always be near log N, their mean.
+    The proxy of RAGEN-2, of one episode of each of the first groups. l_ij is the mean over the tokens of turn i of
+    log p(token | prompt j); a sum would say log N as soon as one token names its prompt. Near log N, its most, each prompt has
+    an answer of its own; near 0 the same template answers them all, which entropy does not show. None where fewer prompts differ
+    than there are groups, up to ``prompts``: the bound, log N, must stay where it is.
     """
-    if logprobs.ndim != 2 or logprobs.shape[0] != logprobs.shape[1] or not len(logprobs):
-        raise ValueError(f"expected one log-probability per reasoning and prompt, [N, N]; got {list(logprobs.shape)}")
-    logprobs = logprobs.double()
-    marginal = logprobs.logsumexp(1) - math.log(len(logprobs))
-    return float((logprobs.diagonal() - marginal).mean())
+    by_prompt: dict[tuple[int, ...], Step] = {}
+    for trajectory in (t for t in trajectories if t.steps and not t.failed):
+        by_prompt.setdefault(tuple(trajectory.steps[0].prompt), trajectory.steps[0])
+    firsts = list(by_prompt.values())[:prompts]
+    count = len(firsts)
+    if count < max(2, min(prompts, len({t.group for t in trajectories}))):
+        return None
+    pairs = [replace(turn, prompt=other.prompt) for turn in firsts for other in firsts]
+    batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)
+    logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
+    means = (logprobs.sum(1) / batch.mask.sum(1)).view(count, count).double()
+    marginal = means.logsumexp(1) - math.log(count)
+    return float((means.diagonal() - marginal).mean())

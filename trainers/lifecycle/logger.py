@@ -46,16 +46,6 @@ class Logger(contextlib.AbstractContextManager):
         for log, _ in self._sinks:
             log(numbers, step)
 
-    def amend(self, step: int, metrics: dict[str, float]) -> None:
-        """Add metrics to the line of a step that was logged before, were it by an earlier part of the run."""
-        numbers = {name: float(value) for name, value in metrics.items()}
-        lines = [line | to_json_types(numbers) if line["step"] == step else line for line in read_metrics(self._path)]
-        self._file.close()
-        durable.write_text(self._path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-        self._file = self._path.open("a", encoding="utf-8")
-        for log, _ in self._sinks:
-            log(numbers, step)
-
     def close(self) -> None:
         """Close the file and every sink."""
         self._file.close()

@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -13,11 +12,12 @@ import torch
 from trainers.checkpoints import card, run_dir
 from trainers.checkpoints.settings import LENGTHS, list_changed, settings
 from trainers.episodes.records import EpisodeWriter, Recorder
-from trainers.lifecycle.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.episodes.report.tables import SUMMARY_FILE
+from trainers.lifecycle.collapse_monitor import CollapseMonitor, mutual_information
 from trainers.lifecycle.run import Metrics, Run, UpdateStep
 from trainers.lifecycle.setup import BEFORE, BEFORE_SAMPLED, Setup
 from trainers.models.hidden_states import ForwardTokenMeter
-from trainers.rollouts.statistics import episode_metrics
+from trainers.rollouts.statistics import MONITOR, episode_metrics
 from trainers.runtime import distributed
 from trainers.runtime.progress import Progress
 from trainers.runtime.provenance import describe_process
@@ -38,8 +38,8 @@ class RLRun:
 
     def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
         self.setup, self.args, self.policy = setup, setup.args, setup.policy
-        self.key, self.episodes_so_far, self._warned = f"eval/{setup.score}", 0, False
-        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.backbone)
+        self.key, self.episodes_so_far = f"eval/{setup.score}", 0
+        self.monitor, self._meter = CollapseMonitor(setup.score), ForwardTokenMeter(setup.policy.backbone)
         self.run = Run(
             setup.args, setup.algorithm, setup.folder, setup.policy, optimizer, self, updates=setup.args.updates,
             sampler=setup.sampler, modules=modules,
@@ -53,7 +53,7 @@ class RLRun:
                 self._record(recorder)
             self._exits = stack.pop_all()
         if self.run.first and not distributed.rank():  # of weights that are trained further now
-            run_dir.find_summary(setup.folder).unlink(missing_ok=True)
+            (setup.folder / SUMMARY_FILE).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -80,28 +80,23 @@ class RLRun:
         step.recorded = by_group[: self.args.keep_episodes]
         sampled = episode_metrics(collected.sampled, self.setup.score)
         step.log(collected.metrics | sampled)
-        self._warn_of_shaping(sampled.get("train/shaping_only_groups", 0.0))
         self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
         _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
         self._meter.count = 0
-        step.log(mutual_information_statistics(self.policy, collected.trajectories, self.args))
+        if (information := mutual_information(self.policy, collected.trajectories, self.args)) is not None:
+            step.log({MONITOR + "mutual_information": information})
         return collected.trajectories
-
-    def _warn_of_shaping(self, share: float) -> None:
-        """Warn once if deviations of only shaping rewards are scaled up to those of outcomes."""
-        if share and getattr(self.args, "scale_by_std", False) and self.args.filter != "outcome" and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{share:.0%} of the groups differ only in shaping rewards, and --scale-by-std gives them advantages as large as "
-                "those of other groups: add --filter outcome, or leave --scale-by-std out", stacklevel=2,
-            )  # fmt: skip
 
     def _complete(self, step: UpdateStep) -> None:
         """Add what an update has shown, and record its episodes with their advantages."""
         step.log(distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.count)}))
-        step.log(update_statistics(step.metrics))
         metrics, score = step.metrics, self.setup.score
+        if "filter/kept" in metrics:
+            step.log({MONITOR + "empty_filter": float(metrics["filter/kept"] == 0)})
+        if "policy/entropy" in metrics:  # the update was not skipped
+            numbers = {"entropy": metrics["policy/entropy"], "gradient_norm": metrics["policy/grad_norm"]}
+            step.log({MONITOR + name: value for name, value in numbers.items()})
         step.figures = {f"train {score}": metrics[f"train/{score}"]}
         step.figures |= {"reward": metrics["train/return"], "turns": metrics["train/turns"]}
         if step.recorded and not distributed.rank():
@@ -130,7 +125,7 @@ class RLRun:
     def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
         """Pass the metrics of an update to the collapse monitor; returns whether the run is to stop."""
         self.episodes_so_far = int(metrics.get("episodes") or self.episodes_so_far)
-        return self.tracker.record(done, metrics, progress) and self.args.stop_on_collapse
+        return self.monitor.record(done, metrics, progress) and self.args.stop_on_collapse
 
     def prepare_save(self) -> None:
         """Wait for the collector, and have the episodes on the disk."""
@@ -146,7 +141,7 @@ class RLRun:
             "env": args.env, **source, "seed": args.seed, "score": setup.score, "rows": setup.rows,
             "settings": settings(args) | {n: getattr(args, n) for n in LENGTHS}, "changed": list_changed(args),
             "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
-            "symptoms": self.tracker.symptoms, **describe_process(),
+            "symptoms": self.monitor.symptoms, **describe_process(),
         }  # fmt: skip
 
     def close(self) -> dict[str, Any]:
@@ -174,7 +169,6 @@ class RLRun:
         return self.describe() | {
             f"{score}_cold_start": reached[BEFORE], f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED],
             f"{score}_trained": rows[-1][score],
-            **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
             "seconds_cold_start": self.setup.seconds_cold_start, "rows": rows, "folder": str(self.setup.folder),
             "algorithm": self.setup.algorithm, "seconds_training": self.run.seconds,
             "episodes": self.episodes_so_far, "stopped_on_collapse": self.run.stopped,

@@ -23,14 +23,13 @@ import torch
 
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.checkpoints import run_dir
+from trainers.episodes.report.tables import SUMMARY_FILE
 from trainers.inputs import check_sinks
 from trainers.lifecycle.logger import Logger
-from trainers.lifecycle.metrics import find_not_finite
 from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
-from trainers.models.policy import Policy
+from trainers.models.policy import Policy, check_finite
 from trainers.runtime import distributed, signals
-from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
@@ -92,6 +91,23 @@ def measure_share(args: Any, updates: float, most: float, seconds: float) -> flo
     return max(updates / most, seconds / args.max_seconds if args.max_seconds else 0.0)
 
 
+def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn.Module]) -> str:
+    """Which loss of an update, or which weight that it trained, is NaN or infinite, in words; "" if all are finite.
+
+    A gradient that is not finite is no step, and does no harm. Such a loss shows that the next ones will be no better, and such
+    a weight makes every number that follows worthless.
+    """
+    for name, value in metrics.items():
+        if name.endswith("loss") and not math.isfinite(value):
+            return f"{name} is {value}"
+    try:
+        for name, module in modules.items():
+            check_finite(((n, p) for n, p in module.named_parameters() if p.requires_grad), name)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 class Run:
     """The updates of a run, from its latest checkpoint on if it resumes.
 
@@ -126,15 +142,14 @@ class Run:
         self.first = self.saved = self.done = (
             run_dir.resume(folder, self.sampler, [optimizer], self.modules) if args.resume else 0
         )
-        if self.first > updates:
-            raise UserError(f"{folder} has had {self.first} updates: updates must be at least as many, got {updates}")
         if isinstance(self.policy, ShardedPolicy):
             self.policy.read_weights(self.sampler)
         with ExitStack() as stack:
-            metrics_folder = stack.enter_context(distributed.choose_metrics_folder(folder))
-            sinks, begin = () if distributed.rank() else args.report_to, self.first + 1 if self.first else 0
-            self.logger = stack.enter_context(Logger(metrics_folder, sinks, asdict(args), begin))
-            self.lines: list[dict] = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))
+            self.logger: Logger | None = None  # of the first process
+            if not distributed.rank():
+                begin = self.first + 1 if self.first else 0
+                self.logger = stack.enter_context(Logger(folder, args.report_to, asdict(args), begin))
+            self.lines: list[dict] = distributed.broadcast(read_metrics(folder / METRICS_FILE) if self.logger else [])
             self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)
             by_time, done = math.isinf(updates), measure_share(args, self.first, updates, self.seconds)
             by_updates = updates, "updates", 0.0 if by_time else done * updates
@@ -143,10 +158,13 @@ class Run:
             self._exits = stack.pop_all()
         stops = [evaluation.observe(int(line["step"]), line, None) for line in self.lines]
         was_to_end = (
-            bool(stops) and stops[-1] and not run_dir.find_summary(folder).exists()
+            bool(stops) and stops[-1] and not (folder / SUMMARY_FILE).exists()
         )  # and was killed before its report
         self.stopped: bool = distributed.broadcast(was_to_end)
-        self.best: float = distributed.broadcast(self._read_best())
+        key, sign = evaluation.key, evaluation.sign
+        counted = int(evaluation.at_end)  # the start counts only if weights that do no better need not be kept
+        scores = [line[key] for line in self.lines if line["step"] >= counted and line.get(key) is not None]
+        self.best: float = max(scores, key=lambda score: sign * score, default=-sign * math.inf)
 
     def __enter__(self) -> Self:
         return self
@@ -174,12 +192,11 @@ class Run:
                 self.done = number + 1
                 self.stopped = self._finish(step, seconds)
                 ends = self.stopped or self.done >= self.updates or self._is_out_of_time()
-                signal = max(distributed.all_gather([signals.received()]))
                 is_due = not self.evaluation.at_end if ends else self.done % self.args.save_every == 0
-                if is_due or signal:
+                if is_due:
                     self.save(self.done)
-                if signal:
-                    self._exit_by_signal(signal)
+                if any(distributed.all_gather([signals.received()])):
+                    self.stop(self.done)
                 if ends:
                     break
                 if is_due or time.monotonic() - self._page_at >= _PAGE_SECONDS:
@@ -207,7 +224,7 @@ class Run:
                 metrics |= self.evaluation.evaluate(done)
             except ToolsFailed as error:
                 failure = error
-        self.logger.log(done, metrics)
+        self._log(done, metrics)
         if wrong:
             rest = self.describe_rest()
             raise signals.TrainingStopped(f"{wrong} after update {done}, which is not saved: try a lower --lr. {rest}")
@@ -219,33 +236,23 @@ class Run:
             self.stop(done, failure)
         return distributed.broadcast(self.evaluation.observe(done, metrics, self.progress))
 
-    def _evaluate_first(self) -> None:
-        """Evaluate before the first update, or make up for the evaluation that a tool failure kept the run from."""
-        key, first = self.evaluation.key, self.first
-        if not first:
-            if not (metrics := self._evaluate_now(0)):
-                return
-            self.logger.log(0, metrics)
-            if not self.evaluation.at_end:
-                self.best = metrics[key]  # weights are kept if they do better than the start
-            self.progress.update(0, **self._held_out(metrics))
-        elif self.lines and first % self.args.eval_every == 0 and self.lines[-1].get(key) is None:
-            if not (metrics := self._evaluate_now(first)):
-                return
-            self._keep_best(
-                first, metrics
-            )  # first: a kill before the line is amended leaves the evaluation to be made again
-            self.logger.amend(first, metrics)
-        else:
-            return
-        self.evaluation.observe(first, metrics, self.progress)
-        self._write_page(first)
+    def _log(self, done: int, metrics: Metrics) -> None:
+        if self.logger:
+            self.logger.log(done, metrics)
 
-    def _evaluate_now(self, done: int) -> Metrics:
+    def _evaluate_first(self) -> None:
+        """Evaluate before the first update."""
         try:
-            return self.evaluation.evaluate(done)
+            metrics = {} if self.first else self.evaluation.evaluate(0)
         except ToolsFailed as error:
-            self.stop(done, error)
+            self.stop(0, error)
+        if metrics:
+            self._log(0, metrics)
+            if not self.evaluation.at_end:
+                self.best = metrics[self.evaluation.key]  # weights are kept if they do better than the start
+            self.progress.update(0, **self._held_out(metrics))
+            self.evaluation.observe(0, metrics, self.progress)
+            self._write_page(0)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The evaluation by its name in the progress; nothing if there was none."""
@@ -255,15 +262,6 @@ class Run:
     def _is_out_of_time(self) -> bool:
         """Whether updates have taken ``max_seconds``, if there is such a limit."""
         return 0 < self.args.max_seconds <= distributed.broadcast(self.seconds)
-
-    def _read_best(self) -> float:
-        kept = run_dir.read_best(self.folder, self.args) if self.first else None
-        key, worst = self.evaluation.key, -self.evaluation.sign * math.inf
-        first = int(self.evaluation.at_end)  # the start counts only if weights that do no better need not be kept
-        scores = [line[key] for line in self.lines if line["step"] >= first and line.get(key) is not None]
-        if kept is None:
-            return max(scores, key=lambda score: self.evaluation.sign * score, default=worst)
-        return worst if math.isnan(kept) else kept
 
     def _keep_best(self, done: int, metrics: Metrics) -> None:
         """Keep the weights of an evaluation that is the best so far."""
@@ -288,21 +286,15 @@ class Run:
             run_dir.write_unfinished_page(self.folder, self.evaluation.describe(), self.describe_share(done))
         self._page_at = time.monotonic()
 
-    def stop(self, done: int, error: Exception) -> NoReturn:
-        """End the run, which cannot continue, with a checkpoint of the state after ``done`` updates."""
+    def stop(self, done: int, error: Exception | None = None) -> NoReturn:
+        """End the run before its last update, by a signal or by an ``error``, with a checkpoint of ``done`` updates."""
         signal = max(distributed.all_gather([signals.received()]))
-        if done and self.saved < done:
+        if self.saved < done:
             self.save(done)
-        if signal:
-            self._exit_by_signal(signal)
         self._write_page(done)
-        raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
-
-    def _exit_by_signal(self, signal: int) -> NoReturn:
-        """Report what there is, and end the process."""
+        if not signal:
+            raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
         self.close()
-        if not distributed.rank():
-            run_dir.write_unfinished_report(self.folder, self.evaluation.describe(), self.describe_share(self.saved))
         signals.exit_by_signal(signal, self.describe_rest())
 
     def describe_rest(self) -> str:

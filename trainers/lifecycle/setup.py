@@ -1,14 +1,15 @@
 """The start of an RL run: environments, policy, engine, evaluations, and the rows of its baselines."""
 
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from agent_envs.utils.scripts import sample_instances
+from retrieval_index import durable
 from trainers import factory
-from trainers.checkpoints import run_dir
 from trainers.config import TrainArgs
 from trainers.episodes.records import Origin, Recorder, make_pieces
 from trainers.evaluation import evaluator, naive_rag
@@ -25,6 +26,7 @@ from trainers.runtime.progress import Progress
 from trainers.tiny.cold_start import start_policy
 from trainers.trajectory import Trajectory
 
+BASELINES_FILE = "baselines.json"
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
 
@@ -122,11 +124,16 @@ class Setup:
         """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""
         digest = evaluator.data_digest(self.held_out.envs[0])
         requested = {"questions": self.args.final_questions, "source": self.sources[0], "data": digest}
-        rows = distributed.broadcast(run_dir.read_baselines(self.folder, requested) if self.args.resume else None)
-        if rows is None:
-            rows = self._evaluate_baselines()
-            if not distributed.rank():
-                run_dir.write_baselines(self.folder, requested, rows)
+        file, kept = self.folder / BASELINES_FILE, dict[str, Any]()
+        if self.args.resume:
+            with suppress(OSError, ValueError):  # no file of ours: they are rolled out again
+                kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = distributed.broadcast(kept)
+        if kept.get("requested") == requested:
+            return kept["rows"]
+        rows = self._evaluate_baselines()
+        if not distributed.rank():
+            durable.write_text(file, json.dumps({"requested": requested, "rows": rows}, indent=2))
         return rows
 
     def _evaluate_baselines(self) -> list[dict]:

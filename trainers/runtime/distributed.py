@@ -10,8 +10,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import numpy as np
@@ -67,16 +65,6 @@ def first_before_others() -> Iterator[None]:
         _alone = False
     if world_size() > 1 and not rank():
         distributed.barrier()
-
-
-@contextlib.contextmanager
-def choose_metrics_folder(run: Path) -> Iterator[Path]:
-    """Yield where this process writes its metrics: the folder of the run, or one that no one reads."""
-    if not rank():
-        yield run
-        return
-    with TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def shard(items: list[T]) -> list[T]:

@@ -15,18 +15,10 @@ from agent_envs import __version__
 def describe_process() -> dict[str, str]:
     """Describe this process for a summary."""
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    return {"command": typed_command(), "date": made, "version": __version__, "hardware": describe_hardware()}
-
-
-def typed_command() -> str:
-    """Return the command line of this process, without possible secrets."""
-    words, hidden = ["python", *sys.orig_argv[1:]], False
-    for i, word in enumerate(words):
-        name, given, _ = word.partition("=")
-        words[i], hidden = ("..." if hidden else word), False
-        if re.fullmatch(r"--?[\w-]*(key|token|secret|password)", name, re.IGNORECASE):
-            words[i], hidden = (f"{name}=..." if given else word), not given
-    return shlex.join(words)
+    command = shlex.join(
+        ["python", *sys.orig_argv[1:]]
+    )  # secrets are in variables of the environment, and in no option
+    return {"command": command, "date": made, "version": __version__, "hardware": describe_hardware()}
 
 
 def describe_hardware() -> str:

@@ -1,19 +1,18 @@
 import math
 
 import pytest
-import torch
 
-from trainers.lifecycle.collapse_monitor import CollapseMonitor, mutual_information
+from trainers.lifecycle.collapse_monitor import CollapseMonitor
 from trainers.rollouts.statistics import repeated_ngrams
+from trainers.runtime.progress import Progress
 
 
-def named(symptoms):
-    return [symptom.name for symptom in symptoms]
-
-
-def run(monitor, name, values):
-    """At which of ``values`` which symptom was reported."""
-    return [(i, s) for i, value in enumerate(values) for s in named(monitor.update(**{name: value}))]
+def find(name, values, score="em"):
+    """At which of the ``values`` of a metric which symptom was named."""
+    monitor = CollapseMonitor(score)
+    for i, value in enumerate(values):
+        monitor.record(i, {name: value})
+    return [(s["update"], s["name"]) for s in monitor.symptoms]
 
 
 @pytest.mark.parametrize(
@@ -28,14 +27,16 @@ def run(monitor, name, values):
         ("repetition", 0.01, 0.15, None),  # is ordinary text
         ("search_rate", 0.8, 0.05, "search was given up"),
         ("valid_turns", 1.0, 0.4, "turns became invalid"),
+        ("valid_turns", 0.0, 0.0, None),  # what never was cannot be lost
         ("mutual_information", 2.0, 0.1, "template collapse"),
     ],
 )
 def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, ill, symptom):
-    assert run(CollapseMonitor(), name, [healthy] * 40) == []
-    assert run(CollapseMonitor(), name, [healthy] * 10 + [ill] * 30) == ([(19, symptom)] if symptom else [])
+    name = f"monitor/{name}"
+    assert find(name, [healthy] * 40) == []
+    assert find(name, [healthy] * 10 + [ill] * 30) == ([(19, symptom)] if symptom else [])
     recovering = [healthy] * 10 + [ill] * 9 + [healthy] + [ill] * 10
-    assert run(CollapseMonitor(), name, recovering) == ([(29, symptom)] if symptom else [])
+    assert find(name, recovering) == ([(29, symptom)] if symptom else [])
 
 
 @pytest.mark.parametrize(
@@ -47,76 +48,78 @@ def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, i
     ],
 )
 def test_what_collapses_at_once_is_no_measure_of_itself(name, values, symptom):
-    ((when, said),) = run(CollapseMonitor(), name, values)
+    ((when, said),) = find(f"monitor/{name}", values)
     assert said == symptom
     assert when < 16
 
 
-def test_the_rule_of_the_paper_is_against_all_of_the_first_updates():
-    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 16) == []
-    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 17) == [(19, "reward deviation collapsed")]
-
-
-def test_only_the_rules_of_the_papers_ask_to_stop():
-    monitor = CollapseMonitor()
-    for _ in range(10):
-        monitor.update(reward_deviation=0.5, entropy=2.0)
-    found = [s for _ in range(10) for s in monitor.update(reward_deviation=0.01, entropy=0.01)]
-    assert [(s.name, s.stop) for s in found] == [("reward deviation collapsed", True), ("entropy collapsed", False)]
-    assert "0.01" in found[0].message
-    assert "0.5" in found[0].message
-
-
-def test_five_empty_filters_in_a_row():
-    assert run(CollapseMonitor(), "empty_filter", [True] * 4 + [False] + [True] * 6) == [(9, "no signal left")]
-
-
-def test_gradient_spikes_against_the_moving_average():
-    norms = [1.0] * 5 + [50.0] + [1.0] * 40 + [6.0, 1.0]  # the first ten only make the average
-    assert run(CollapseMonitor(), "gradient_norm", norms) == [(46, "gradient norm spiked")]
-    # average 1, then .9 x 1 + .1 x 6 = 1.5: 7 is under five times that, 8 is not
-    spike = "gradient norm spiked"
-    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 7.0]) == [(20, spike)]
-    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 8.0]) == [(20, spike), (21, spike)]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_are_named_and_not_remembered(value):
-    for name in ("gradient_norm", "response_length"):
-        monitor = CollapseMonitor()
-        (symptom,) = monitor.update(**{name: value})
-        assert symptom.name == f"{name.replace('_', ' ')} is not finite"
-        assert symptom.stop
-        assert run(monitor, name, [1.0] * 30) == []
-
-
-def test_five_validations_without_success():
-    monitor = CollapseMonitor()
-    rates = [0.0] * 4 + [0.01] + [0.009] * 6
-    assert [i for i, rate in enumerate(rates) if monitor.validate(rate)] == [9]
-
-
 NOISE = [0.1, -0.1] * 10
 RISING, FALLING = ([(a if i < 10 else b) + n for i, n in enumerate(NOISE)] for a, b in ((0.5, 1.5), (0.4, 0.1)))
-
-
-def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
-    """By hand: .5 ± .1, then 1.5 ± .1, ten updates each, is many standard errors; the score falls likewise. It is named once."""
-    monitor = CollapseMonitor()
-    assert monitor.check_reward(math.nan, 0.5) == monitor.check_reward(0.5, math.inf) == []  # are passed over
-    found = [monitor.check_reward(*pair) for pair in zip(RISING, FALLING, strict=True)]
-    assert found[:-1] == [[]] * 19
-    assert [(s.name, s.stop) for s in found[-1]] == [("reward hacked", False)]
-    assert found[-1][0].message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
+SPIKE = "gradient norm spiked"
 
 
 @pytest.mark.parametrize(
-    ("returns", "scores"),
-    [(RISING, [0.4 + n for n in NOISE]), (RISING, [0.4 + 0.02 * i for i in range(20)]), (FALLING, FALLING)],
+    ("name", "values", "symptoms"),
+    [
+        # The rule of the paper is against all of the first ten updates.
+        ("monitor/reward_deviation", [0.5] * 3 + [0.0] * 16, []),
+        ("monitor/reward_deviation", [0.5] * 3 + [0.0] * 17, [(19, "reward deviation collapsed")]),
+        ("monitor/empty_filter", [1.0] * 4 + [0.0] + [1.0] * 6, [(9, "no signal left")]),
+        ("eval/em", [0.0] * 4 + [0.01] + [0.009] * 6, [(9, "no success")]),
+        ("eval/em", [i / 10 - 5 for i in range(30)], []),  # a return below zero is no rate of success
+        ("train/failed", [0.0, 0.2, 0.1], [(1, "tools broke")]),
+        # The first ten gradients only make the average: 1, then .9 x 1 + .1 x 6 = 1.5; 7 is under five times that.
+        ("monitor/gradient_norm", [1.0] * 5 + [50.0] + [1.0] * 40 + [6.0, 1.0], [(46, SPIKE)]),
+        ("monitor/gradient_norm", [1.0] * 20 + [6.0, 7.0], [(20, SPIKE)]),
+        ("monitor/gradient_norm", [1.0] * 20 + [6.0, 8.0], [(20, SPIKE), (21, SPIKE)]),
+        *(
+            (f"monitor/{n}_{unit}", [value] + [1.0] * 30, [(0, f"{n} {unit} is not finite")])
+            for n, unit in (("gradient", "norm"), ("response", "length")) for value in (math.nan, math.inf)
+        ),
+    ],
+)  # fmt: skip
+def test_when_other_symptoms_are_named(name, values, symptoms):
+    assert find(name, values) == symptoms
+
+
+def test_what_a_line_lacks_neither_continues_nor_ends_a_symptom():
+    monitor = CollapseMonitor("em")
+    for i in range(30):
+        lost = {"monitor/gradient_norm": None} if i == 20 else {}  # was not finite
+        monitor.record(i, {"monitor/entropy": 2.0 if i < 12 else 0.01, "eval/em": 0.5 * (i < 3)} | lost)
+    assert [(s["name"], s["update"]) for s in monitor.symptoms] == [("no success", 7), ("entropy collapsed", 21)]
+
+
+def test_a_symptom_that_comes_back_is_warned_of_once_and_the_papers_rules_ask_to_stop(capsys):
+    monitor = CollapseMonitor("em")
+    with Progress(100) as progress:
+        stops = [
+            monitor.record(i, {"monitor/entropy": 2.0 if i < 10 or i == 30 else 0.01}, progress) for i in range(60)
+        ]
+        assert not any(stops)
+        assert monitor.record(60, {"monitor/gradient_norm": math.nan}, progress)
+    assert [s["name"] for s in monitor.symptoms] == ["entropy collapsed"] * 2 + ["gradient norm is not finite"]
+    assert monitor.symptoms[0]["message"] == "entropy 0.01, 10 updates beyond 0.1 x its first ones (2)"
+    assert capsys.readouterr().err.count("entropy collapsed") == 1
+
+
+@pytest.mark.parametrize(
+    ("returns", "scores", "named"),
+    [
+        (RISING, FALLING, True),  # by hand: .5 ± .1, then 1.5 ± .1, ten updates each, is many standard errors
+        (RISING, [0.4 + n for n in NOISE], False),
+        (RISING, [0.4 + 0.02 * i for i in range(20)], False),
+        (FALLING, FALLING, False),
+    ],
 )
-def test_scores_that_do_not_fall_or_returns_that_do_are_no_hack(returns, scores):
-    monitor = CollapseMonitor()
-    assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
+def test_a_reward_is_hacked_where_returns_rise_and_scores_fall(returns, scores, named):
+    monitor = CollapseMonitor("em")
+    monitor.record(0, {"train/return": math.nan, "train/em": 0.5})  # is passed over
+    for i, (paid, score) in enumerate(zip(returns, scores, strict=True)):
+        monitor.record(i, {"train/return": paid, "train/em": score})
+    message = "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
+    expected = {"update": 19, "name": "reward hacked", "message": message, "stop": False}
+    assert monitor.symptoms == [expected] * named
 
 
 def test_repeated_ngrams_by_hand():
@@ -125,9 +128,3 @@ def test_repeated_ngrams_by_hand():
     assert repeated_ngrams([1, 2, 3, 4, 5, 6]) == 0.0
     assert repeated_ngrams([7] * 103) == 0.99
     assert repeated_ngrams([1, 2, 3]) == repeated_ngrams([]) == 0.0
-
-
-def test_mutual_information_by_hand():
-    # Reasoning 0: log(.8 / mean(.8, .2)) = log 1.6 = .470004; reasoning 1 fits both prompts equally: 0.
-    logprobs = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log()
-    assert mutual_information(logprobs) == pytest.approx(0.235002, abs=1e-6)

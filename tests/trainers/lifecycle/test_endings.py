@@ -15,7 +15,7 @@ from retrieval_index import durable
 from trainers import evaluate, grpo, sft
 from trainers.checkpoints import checkpoint
 from trainers.lifecycle import setup
-from trainers.lifecycle.metrics import CollapseTracker
+from trainers.lifecycle.collapse_monitor import CollapseMonitor
 from trainers.lifecycle.rl_run import RLRun
 from trainers.models.loading import load_policy
 from trainers.runtime.progress import read_metrics
@@ -161,22 +161,6 @@ def test_training_stops_where_a_number_is_not_finite(train, model_folder, monkey
     assert checkpoint.latest(tmp_path / "run") is None
 
 
-def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch, tmp_path, capsys):
-    """A score on few questions, or sampled, is no measure for one on others."""
-    scores = iter([0.1, 1.0, 0.2, 0.4])
-    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
-    train(eval_every=1, save_every=1, updates=1)
-    run = tmp_path / "run"
-    train(updates=2, resume=run, eval_every=1)
-    assert checkpoint.read_extra(run / "best")["best"]["score"] == 1.0
-    assert "chosen by other evaluations" not in capsys.readouterr().err
-    train(updates=3, resume=run, eval_every=1, eval_questions=3)
-    assert checkpoint.read_extra(run / "best")["best"] == {
-        "update": 3, "score": 0.4, "eval_questions": 3, "eval_temperature": 0.0
-    }  # fmt: skip
-    assert "best was chosen by other evaluations" in capsys.readouterr().err
-
-
 def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch, tmp_path, capsys):
     scores = iter([0.1, 0.3, 0.2, 0.3])
     monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
@@ -198,14 +182,14 @@ def test_weights_that_do_no_better_than_the_start_are_not_kept(train, monkeypatc
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_collapse_ends_a_run_that_is_to_stop_there_and_no_other(train, monkeypatch, stops):
-    monkeypatch.setattr(CollapseTracker, "record", lambda *_: True)
+    monkeypatch.setattr(CollapseMonitor, "record", lambda *_: True)
     summary = train(stop_on_collapse=stops)
     assert summary["stopped_on_collapse"] == stops and summary["episodes"] == (4 if stops else 12)
 
 
 def test_a_run_that_was_to_end_there_does_not_train_on(train, monkeypatch, tmp_path):
     """It was killed after its last update, before its report."""
-    monkeypatch.setattr(CollapseTracker, "record", lambda *_: True)
+    monkeypatch.setattr(CollapseMonitor, "record", lambda *_: True)
     with monkeypatch.context() as patch:
         patch.setattr(RLRun, "close", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
