@@ -59,7 +59,8 @@ def rollout(
             env.fits = partial(episode.has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
     turns = _Turns(envs, engine, timing or Timing(), params)
-    completions = turns.submit(episodes, sum(len(episode.context) for episode in episodes))
+    turns.submit(episodes, sum(len(episode.context) for episode in episodes))
+    completions = turns.wait()
     while completions:
         actions: list[str | None] = [None] * envs.num_envs
         for i, completion in completions.items():
@@ -70,8 +71,8 @@ def rollout(
         for i in completions:
             ended = bool(terminated[i]), bool(truncated[i])
             num_new_ids += episodes[i].observe(actions[i], observations[i], float(rewards[i]), *ended, infos)
-        unfinished = [episodes[i] for i in completions if not episodes[i].ended]
-        completions = turns.submit(unfinished, num_new_ids, next_completions)
+        turns.submit([episodes[i] for i in completions if not episodes[i].ended], num_new_ids)
+        completions = next_completions or turns.wait()
     for env, episode in zip(envs.envs, episodes, strict=False):
         episode.trajectory.score = float(episode.trajectory.info.get(env.PRIMARY_METRIC, 0.0))
         env.fits = None  # which knows the policy and the engine
@@ -166,26 +167,23 @@ class _Episode:
 class _Turns:
     """An engine and environments at work, in turn, or at the same time if tools wait for something."""
 
-    def __init__(
-        self,
-        envs: ToolVectorEnv,
-        engine: Engine,
-        timing: Timing,
-        params: SamplingParams,
-    ):
+    def __init__(self, envs: ToolVectorEnv, engine: Engine, timing: Timing, params: SamplingParams):
         self.envs, self.engine, self.timing, self.params = envs, engine, timing, params
         # While some tools wait for a server or a process, the policy goes on with other turns.
         io_bound = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
         self.pool = ThreadPoolExecutor(1) if io_bound else None
 
-    def submit(
-        self, episodes: list[_Episode], num_new_ids: int, completions: dict[int, Completion] | None = None
-    ) -> dict[int, Completion]:
-        """Begin the next turn of episodes; returns ``completions``, if there are some already, or the next that are complete,
-        by the numbers of their environments; none if no turn is open."""
+    def submit(self, episodes: list[_Episode], num_new_ids: int) -> None:
+        """Begin the next turn of episodes."""
         with self.timing.measure("prefill", num_new_ids):
             self.engine.submit({episode.number: episode.context for episode in episodes}, self.params)
-        return completions or self._wait()
+
+    def wait(self) -> dict[int, Completion]:
+        """The next turns that are complete, by the numbers of their environments; none if no turn is open."""
+        with self.timing.measure("decode"):
+            completions = self.engine.wait()
+        self.timing.count("decode", sum(len(completion.tokens) for completion in completions.values()))
+        return completions
 
     def step(self, actions: list[str | None], cut: set[int]) -> tuple[tuple, dict[int, Completion]]:
         """A step of the environments, and the turns that were completed while their tools waited.
@@ -195,24 +193,13 @@ class _Turns:
         The order of events does not depend on how long they take, so a seed repeats. If no tool waits, one batch with
         all turns is faster.
         """
-        if self.pool is None:
-            return self._step(actions, cut), {}
-        completions = self.pool.submit(self._wait)
+        meanwhile = [self.pool.submit(self.wait)] if self.pool else []
         try:
-            stepped = self._step(actions, cut)
+            with self.timing.measure("tools"):
+                stepped = self.envs.step(actions, cut=cut)
         finally:
-            wait([completions])
-        return stepped, completions.result()
-
-    def _step(self, actions: list[str | None], cut: set[int]) -> tuple:
-        with self.timing.measure("tools"):
-            return self.envs.step(actions, cut=cut)
-
-    def _wait(self) -> dict[int, Completion]:
-        with self.timing.measure("decode"):
-            completions = self.engine.wait()
-        self.timing.count("decode", sum(len(completion.tokens) for completion in completions.values()))
-        return completions
+            wait(meanwhile)
+        return stepped, meanwhile[0].result() if meanwhile else {}
 
 
 def reset_groups(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
