@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.envs import gallery
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -120,11 +118,6 @@ def test_the_episode_of_the_readme_prints_what_it_shows(capsys):
     code, shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)[0]
     exec(code, {})
     assert capsys.readouterr().out == shown
-
-
-@pytest.mark.parametrize("task", ["Sokoban", "FrozenLake", "SQL", "API"])
-def test_the_pictures_of_the_gallery_are_of_the_present_tasks(task):
-    assert gallery.draw(task) == (gallery.PICTURES / f"{task}.svg").read_text(encoding="utf-8")
 
 
 def test_a_notebook_is_shown_with_what_it_printed_and_drew():

@@ -1,15 +1,10 @@
-"""How large a corpus fits this machine: build, open and search an index over millions of passages, or of vectors.
+"""How large a corpus fits this machine: build, open and search a BM25 index over millions of passages.
 
-    python -m benchmarks.retrieval.large bm25 --passages 1000000
-    python -m benchmarks.retrieval.large dense --vectors 5000000 --factory RR,IVF4096,RaBitQ
+    python -m benchmarks.retrieval.large --passages 1000000
 
 Passages are MiniWiki's, three articles each, 113 words on average: the length of a passage of wiki-18. Questions are
 MiniWiki's too, about entities of the corpus; their words are as frequent as can be ("born" is in half of all passages),
 beside a name or two.
-
-Vectors are unit vectors made from a seed: what is measured is `retrieval_index.vectors`, all that `DenseIndex` does
-after encoding. They lie around many centres in a space of 64 dimensions with a decaying spectrum, with a little noise in
-all, as embeddings of text do.
 
 Build and search run in processes of their own, whose memory is measured with all pages that they map. The first opening
 is cold: the files of the index are dropped from the page cache before. Ends with one line of JSON.
@@ -25,8 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,19 +29,14 @@ import tyro
 
 from agent_envs.generators.miniwiki.questions import make_question
 from agent_envs.generators.miniwiki.world import World
-from retrieval_index import Passage, load, vectors
+from retrieval_index import Passage, load
 from retrieval_index.progress import progress_bars
 
 WORLD = 500_000  # entities of one world; larger corpora are several worlds
 ARTICLES = 3  # in a passage
 QUESTIONS = 1000
-LATENT, PER_CLUSTER = 64, 50
 K = 10
 GIB = 1 << 30
-app = tyro.extras.SubcommandApp()
-
-
-# -- what both measure -------------------------------------------------------------------------------------------------
 
 
 def run_watched(command: list[str]) -> tuple[float, dict[str, float]]:
@@ -88,10 +77,6 @@ def memory(pid: int | str = "self") -> dict[str, int]:
     return {"resident": found.get("VmRSS", 0), "anonymous": found.get("RssAnon", 0)}
 
 
-def memory_now() -> dict[str, float]:
-    return {f"search_{name}_gib": value / GIB for name, value in memory().items()}
-
-
 def drop_from_page_cache(folder: Path) -> None:
     for path in folder.iterdir():
         with open(path, "rb") as file:
@@ -99,33 +84,25 @@ def drop_from_page_cache(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def milliseconds_of(search: Callable, queries: Sequence) -> tuple[dict, list]:
-    """The time of one query at a time in a second round, and what was found."""
+def search(folder: str, number: int) -> dict:
+    """Open and search in this process, which has done nothing else; of two rounds of single queries the second counts."""
+    from retrieval_index import kernel
+
+    assert kernel.top_k  # its imports are not what opening an index takes
+    result: dict = {}
+    for how in ("fast", "full"):
+        drop_from_page_cache(Path(folder))
+        started = time.perf_counter()
+        searcher = load(folder, verify=how)
+        result[f"open_cold_{how}_s"] = time.perf_counter() - started
     for _ in range(2):
-        seconds, found = [], []
-        for query in queries:
+        seconds = []
+        for question in make_questions(number):
             started = time.perf_counter()
-            found.append(search(query))
+            searcher.search([question], K)
             seconds.append(1e3 * (time.perf_counter() - started))
-    return {"query_median_ms": float(np.median(seconds)), "query_p95_ms": float(np.percentile(seconds, 95))}, found
-
-
-def in_new_process(function: str, out: Path, arguments: dict) -> dict:
-    """What a function of this file returns in a process of its own, and the most memory that it took."""
-    result = out / f"{function}.json"
-    code = (
-        "import json, sys; from benchmarks.retrieval import large; "
-        f"json.dump(large.{function}(**json.loads(sys.argv[1])), open(sys.argv[2], 'w'))"
-    )
-    _, peaks = run_watched([sys.executable, "-c", code, json.dumps(arguments, default=str), str(result)])
-    return json.loads(result.read_text()) | {f"{function}_peak_{name}": value for name, value in peaks.items()}
-
-
-def show(result: dict) -> None:
-    print(json.dumps(json.loads(json.dumps(result), parse_float=lambda digits: round(float(digits), 3))))
-
-
-# -- BM25 --------------------------------------------------------------------------------------------------------------
+    result |= {"query_median_ms": float(np.median(seconds)), "query_p95_ms": float(np.percentile(seconds, 95))}
+    return result | {f"search_{name}_gib": value / GIB for name, value in memory().items()}
 
 
 def make_passages(number: int) -> Iterator[Passage]:
@@ -144,23 +121,7 @@ def make_questions(number: int) -> list[str]:
     return [make_question(world, kinds[i % len(kinds)], rng).question for i in range(QUESTIONS)]
 
 
-def search_bm25(folder: str, number: int) -> dict:
-    """Open and search in this process, which has done nothing else."""
-    from retrieval_index import kernel
-
-    assert kernel.top_k  # its imports are not what opening an index takes
-    result: dict = {}
-    for how in ("fast", "full"):
-        drop_from_page_cache(Path(folder))
-        started = time.perf_counter()
-        searcher = load(folder, verify=how)
-        result[f"open_cold_{how}_s"] = time.perf_counter() - started
-    times, _ = milliseconds_of(lambda question: searcher.search([question], K), make_questions(number))
-    return result | times | memory_now()
-
-
-@app.command
-def bm25(passages: int = 1_000_000, out: Path = Path("runs/index_scale")) -> None:
+def main(passages: int = 1_000_000, out: Path = Path("runs/index_scale")) -> None:
     """Build and search a BM25 index over many passages.
 
     Args:
@@ -185,126 +146,15 @@ def bm25(passages: int = 1_000_000, out: Path = Path("runs/index_scale")) -> Non
         "build_s": seconds,
         **{f"build_peak_{name}": value for name, value in peaks.items()},
     }
-    show(result | in_new_process("search_bm25", out, {"folder": folder, "number": passages}))
-
-
-# -- dense -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Data:
-    """Vectors on disk, and the index over them."""
-
-    folder: str
-    vectors: int
-    dimension: int
-    factory: str
-    queries: int
-    shortlist: int
-
-    @property
-    def index(self) -> Path:
-        return Path(self.folder) / self.factory.replace(",", "-")
-
-    def load(self, name: str) -> np.ndarray:
-        return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r" if name == "vectors" else None)
-
-
-def draw(data: Data, n: int, stream: int) -> np.ndarray:
-    """Unit vectors, float32 [n, dimension]; streams are independent of each other."""
-    rng = np.random.default_rng([0, stream])
-    noise = rng.standard_normal((n, data.dimension), dtype=np.float32)
-    shape = np.random.default_rng(0)
-    axes = shape.standard_normal((LATENT, data.dimension), dtype=np.float32)
-    axes /= np.sqrt(np.arange(1, LATENT + 1, dtype=np.float32))[:, None]
-    centres = shape.standard_normal((max(1, data.vectors // PER_CLUSTER), LATENT), dtype=np.float32)
-    latent = 0.6 * rng.standard_normal((n, LATENT), dtype=np.float32) + centres[rng.integers(len(centres), size=n)]
-    return _normalised(0.3 / np.sqrt(data.dimension) * noise + _normalised(latent @ axes))
-
-
-def _normalised(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def make_data(data: Data) -> None:
-    """Write vectors, queries and the truth, once."""
-    folder = Path(data.folder)
-    if (folder / "truth.npy").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = np.lib.format.open_memmap(folder / "vectors.npy", "w+", "<f2", (data.vectors, data.dimension))
-    with progress_bars() as track:
-        starts = range(0, data.vectors, vectors.BLOCK)
-        for start in track(starts, "Drawing vectors", len(starts)):
-            rows[start : start + vectors.BLOCK] = draw(data, min(vectors.BLOCK, data.vectors - start), start + 1)
-        queries = draw(data, data.queries, 0)
-        for _ in track([None], "Searching exactly", 1):
-            _, truth = vectors.exact(rows, queries, K)
-    np.save(folder / "queries.npy", queries)
-    np.save(folder / "truth.npy", truth)
-
-
-def build_dense(**arguments) -> dict:
-    """Index the vectors in this process, which does nothing else."""
-    import faiss
-
-    data = Data(**arguments)
-    rows = data.load("vectors")
-    index, started = vectors.make(data.factory, data.dimension, len(rows)), time.perf_counter()
-    with progress_bars() as track:
-        vectors.fill(index, rows, track)
-        filled = time.perf_counter()
-        settings = vectors.tune(index, rows, track)
-    tuned = time.perf_counter()
-    data.index.mkdir(exist_ok=True)
-    faiss.write_index(index, str(data.index / "vectors.faiss"))
-    lossless = vectors.is_lossless(index)
-    sizes = {"index_gib": (data.index / "vectors.faiss").stat().st_size, "kept_gib": 0 if lossless else rows.nbytes}
-    times = {"train_and_add_s": filled - started, "tune_s": tuned - filled, "settings": settings}
-    return times | {name: size / GIB for name, size in sizes.items()}
-
-
-def search_dense(settings: dict, **arguments) -> dict:
-    """Open the index cold and search it in this process, which does nothing else."""
-    data = Data(**arguments)
-    drop_from_page_cache(data.index)
-    started = time.perf_counter()
-    index = vectors.read(data.index / "vectors.faiss", settings)
-    opened = time.perf_counter() - started
-    rows = None if vectors.is_lossless(index) else data.load("vectors")
-    times, found = milliseconds_of(
-        lambda query: vectors.search(index, rows, query[None], K, data.shortlist), data.load("queries")
+    found = out / "search.json"
+    code = (
+        "import json, sys; from benchmarks.retrieval import large; "
+        "json.dump(large.search(sys.argv[1], int(sys.argv[2])), open(sys.argv[3], 'w'))"
     )
-    recall = vectors.recall(*(np.concatenate(part) for part in zip(*found, strict=True)), data.load("truth"))
-    return {"open_cold_s": opened, "recall_at_10": recall} | times | memory_now()
-
-
-@app.command
-def dense(
-    vectors: int = 1_000_000,
-    dimension: int = 384,
-    factory: str = "RR,IVF,RaBitQ",
-    queries: int = 200,
-    shortlist: int = 100,
-    out: Path = Path("runs/dense_scale"),
-) -> None:
-    """Build a kind of FAISS index over generated vectors, and search it as wide as it chose itself.
-
-    Args:
-        vectors: how many.
-        dimension: of a vector.
-        factory: FAISS factory string.
-        queries: how many; each is searched for alone.
-        shortlist: candidates of a compressed index whose scores are computed from the vectors.
-        out: folder for vectors (2 bytes a dimension) and indexes.
-    """
-    folder = out / f"{vectors}x{dimension}"
-    made = Data(str(folder), vectors, dimension, factory, queries, shortlist)
-    make_data(made)
-    built = in_new_process("build_dense", folder, asdict(made))
-    found = in_new_process("search_dense", folder, asdict(made) | {"settings": built["settings"]})
-    show(asdict(made) | built | found)
+    _, peaks = run_watched([sys.executable, "-c", code, str(folder), str(passages), str(found)])
+    result |= json.loads(found.read_text()) | {f"search_peak_{name}": value for name, value in peaks.items()}
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
 
 
 if __name__ == "__main__":
-    app.cli(description=__doc__)
+    tyro.cli(main, description=__doc__)

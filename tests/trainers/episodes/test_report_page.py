@@ -64,13 +64,14 @@ def test_a_walk_through_the_page(page, folder):
     page.wait(f"{found} === '10 episodes, 100.0 % right'")
     assert page.run("document.querySelector('#by-step').value") == "table"
     assert page.run("document.querySelector('#by-step').innerText.split('\\n')") == [
-        "all steps", "closing table", "untrained", "step 5",
+        "all steps", "closing table", "step 0 (untrained)", "step 5",
     ]  # fmt: skip
     assert page.run("[...document.querySelectorAll('#by-kind option')].some((one) => one.textContent === '2 hops')")
 
     page.open(path)
     page.run("show('episodes')")  # filters and words leave what was asked for
     assert page.run(found).startswith("121 episodes")
+    assert "Untrained policy · step 0" in page.run("row(episodes.find((e) => e.agent === 'Random'), 0).textContent")
     assert page.run("document.querySelectorAll('.row').length") < 40  # only those in sight are in the page
     page.run("document.querySelector('[data-outcome=truncated]').click()")
     assert page.run(found).startswith("1 episode,")

@@ -1,6 +1,6 @@
 """report.html: runs and evaluations as one page that needs neither a server nor a network.
 
-`write` reads a folder and fills the template of ``page/``; ``page/report.js`` shows it. Texts of models and tools go into
+`write` reads a folder and fills the template of ``assets/``; ``assets/report.js`` shows it. Texts of models and tools go into
 the page as compressed JSON in base64 and are shown as text, never as markup. A content security policy lets only the
 page's own scripts run and nothing be fetched.
 """
@@ -29,7 +29,7 @@ from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
 PAGE_FILE = "report.html"
 EPISODES = 5000  # in a page, unless more are asked for
-_PAGE = Path(__file__).with_name("page")
+_ASSETS = Path(__file__).with_name("assets")
 
 
 def write(
@@ -109,9 +109,9 @@ def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_
         for part in parts
     ]
     data = {"parts": curves, "episodes": entries, "outcomes": episode_data.OUTCOMES}
-    scripts = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "report.js")]
+    scripts = [(_ASSETS / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    styles = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
+    styles = [(_ASSETS / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
     cleaned = [episode_data.clean(to_json_types(dict(part))) for part in parts]
     pairs = enumerate(zip(cleaned, parts, strict=True))
     shown = [own | {"table": _table(part), "number": i} for i, (own, part) in pairs]
@@ -126,7 +126,7 @@ def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_
 @functools.cache  # it is written at each evaluation, and to compile it takes most of that
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     return environment.get_template("report.html.jinja")

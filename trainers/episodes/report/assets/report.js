@@ -194,10 +194,13 @@ function drawRows() {
 
 /** After how many updates an episode was played, in words. */
 const when = (episode) => (!hasSteps || episode.step === null ? null : hasTable && episode.table ? "closing table" : stepName(episode.step));
-const stepName = (step) => (step ? `step ${step}` : "untrained");
+const stepName = (step) => `step ${step}`;
+/** The name of an agent; what a run's policy played before its first update is not "Trained with …". */
+const isUntrained = (episode) => hasSteps && episode.step === 0 && !episode.table && episode.phase === "evaluation";
+const agentName = (episode) => (isUntrained(episode) ? "Untrained policy" : short(episode.agent));
 
 function row(episode, i) {
-  const facts = [short(episode.agent), when(episode), ...episode.kinds];
+  const facts = [agentName(episode), when(episode), ...episode.kinds];
   const node = make(
     "div.row",
     { role: "option", id: `row-${i}`, "aria-selected": String(episode === opened), "data-key": episode.key, onclick: () => open(episode) },
@@ -230,7 +233,7 @@ function buildFilters() {
   hasEnvs = distinct(episodes.map((episode) => episode.env)).length > 1;
   hasTable = distinct(episodes.map((episode) => episode.table)).length > 1; // or they are all behind it
   const table = hasTable ? [["table", "closing table"]] : [];
-  if (hasSteps || hasTable) addSelect("step", "all steps", [...table, ...steps.map((step) => [step, stepName(step)])]);
+  if (hasSteps || hasTable) addSelect("step", "all steps", [...table, ...steps.map((step) => [step, step ? stepName(step) : "step 0 (untrained)"])]);
   addSelect("kind", "all kinds", distinct(episodes.flatMap((episode) => episode.kinds)).sort().map((kind) => [kind, kind]));
   addSelect("sort", "", Object.entries(SORTS).map(([name, [label]]) => [name, label]));
   $("#search").value = state.q;
@@ -306,7 +309,7 @@ async function open(episode, top = true) {
 
 function toolbar(episode, pair, view) {
   const candidates = others(episode);
-  const label = (one) => [parts.length > 1 ? parts[one.part].name : "", short(one.agent), when(one), one.sample ? `attempt ${one.sample + 1}` : "", one.right ? "✓" : "✗"].filter(Boolean).join(" · ");
+  const label = (one) => [parts.length > 1 ? parts[one.part].name : "", agentName(one), when(one), one.sample ? `attempt ${one.sample + 1}` : "", one.right ? "✓" : "✗"].filter(Boolean).join(" · ");
   const choose = make("select", { id: "beside" }, make("option", { value: "" }, "nothing"), ...candidates.map((one) => make("option", { value: sameAgent(one) }, label(one))));
   choose.value = pair.length > 1 ? sameAgent(pair[1]) : "";
   choose.addEventListener("change", () => ((state.beside = choose.value), open(episode, false)));
@@ -347,7 +350,7 @@ function verdict(episode, body) {
     body.completion_tokens ? `${count(body.prompt_tokens ?? 0)} + ${count(body.completion_tokens)} tokens` : null,
     body.seconds ? `${body.seconds.toFixed(1)} s` : null,
   ];
-  return make("div.verdict", {}, make(`span.badge.${kind}`, {}, `${glyph(episode).textContent} ${word}`), make("b", { title: episode.agent }, short(episode.agent)),
+  return make("div.verdict", {}, make(`span.badge.${kind}`, {}, `${glyph(episode).textContent} ${word}`), make("b", { title: episode.agent }, agentName(episode)),
     said === undefined ? null : make("span", { dir: "auto" }, `answered “${said}”`), ...facts.filter(Boolean).map((fact) => make("span", {}, fact)));
 }
 
