@@ -111,9 +111,8 @@ class Batch:
     ids: torch.Tensor  # int64, padded with the pad id
     lengths: torch.Tensor  # int64 [B], real tokens in each row; the pad id may equal the eos id
     mask: torch.Tensor  # bool, the action mask; mask[:, 0] is never set: nothing predicts the first token
-    old_logprobs: (
-        torch.Tensor
-    )  # float32, of the policy before the update: at sampling time, or with ``sampler_logprobs`` the trainer's
+    # float32, of the policy before the update: at sampling time, or with ``sampler_logprobs`` the trainer's
+    old_logprobs: torch.Tensor
     rewards: torch.Tensor  # float32, each turn's reward at its last sampled token
     turns: torch.Tensor  # int64, each action token's turn within its trajectory, from 0; -1 where the mask is 0
     trajectory: torch.Tensor  # int64 [B], which of the collated trajectories a row belongs to

@@ -72,10 +72,10 @@ def compute_hidden_states(
     Returns:
         float32 [N, H], one for each node of the trees or token; and the node of each token, int64 [B, T], 0 for padding.
     """
-    always, token_cost = tree_attention in ("packed", "rows"), token_cost_of(tree_attention)
-    trees = None if token_cost is None else build_trees(batch, always, token_cost)
+    token_cost = token_cost_of(tree_attention)
+    trees = None if token_cost is None else build_trees(batch, token_cost)
     inputs: dict[str, Any]
-    if trees is None:
+    if trees is None or (tree_attention == "masked" and len(trees.ids) == len(batch.ids)):
         # Rows are padded on the right and attention is causal, so no real token attends to padding: no mask is needed.
         inputs, node_index = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
     elif tree_attention == "packed":

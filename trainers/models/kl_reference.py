@@ -10,14 +10,14 @@ from trainers.models.policy import Policy
 from trainers.trajectory import Batch
 
 
-def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
+def adaptive_kl_coef(coef: float, kl: float, target: float) -> float:
     """Adapt β to a target KL (Ziegler et al. 2019, section 2.2).
 
-        β ← β (1 + K clip(KL / target − 1, −0.2, 0.2))
+        β ← β (1 + 0.1 clip(KL / target − 1, −0.2, 0.2))
 
-    ``rate`` is K; ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
+    ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
     """
-    return coef * (1 + rate * min(max(kl / target - 1, -0.2), 0.2))
+    return coef * (1 + 0.1 * min(max(kl / target - 1, -0.2), 0.2))
 
 
 class KLPenalty(torch.nn.Module):

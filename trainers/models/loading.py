@@ -95,11 +95,10 @@ def load_policy(
         _ask_hub(base)
     if base and lora_rank:
         raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
-    has_template = bool(chat_template)
-    folder, base_folder = _to_folder(path_or_id, has_template), _to_folder(base or path_or_id, has_template)
+    folder = _to_folder(base or path_or_id, has_template=bool(chat_template))
     try:
-        tokenizer = load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
-        model = _load_model(base_folder)
+        tokenizer = load_tokenizer(path_or_id if base and _has_tokenizer(path_or_id) else folder)
+        model = _load_model(folder)
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
         if base:
             lora.add_saved_lora(model, path_or_id)
@@ -194,7 +193,7 @@ def _align(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _has_tokenizer(path_or_id: str) -> bool:
+def _has_tokenizer(path_or_id: str | Path) -> bool:
     """Whether an adapter, in a folder or on the hub, has a tokenizer of its own: many do not, and use that of their base."""
     return cached_file(path_or_id, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None
 

@@ -125,14 +125,11 @@ def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> None:
     """Raise a UserError naming the first tensor with NaN or infinity; of a sharded one, this process's part is checked."""
-    named = [(name, _local(tensor)) for name, tensor in tensors if tensor.is_floating_point()]
+    parts = ((name, t.to_local() if isinstance(t, DTensor) else t) for name, t in tensors)
+    named = [(name, part.detach()) for name, part in parts if part.is_floating_point()]
     if not named:
         return
     finite = torch.stack([tensor.isfinite().all() for _, tensor in named])
     if not finite.all():
         name = named[int(finite.int().argmin())][0]
         raise UserError(f"{where} holds numbers that are NaN or infinite, in {name}")
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -72,12 +72,10 @@ def strip_padding(batch: Batch) -> list[list[int]]:
     return [row[:n] for row, n in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)]
 
 
-def build_trees(batch: Batch, always: bool = False, token_cost: int = TOKEN_COST) -> PrefixTrees | None:
-    """The rows of a batch as prefix trees; None if no two of them are worth grouping, unless ``always``."""
+def build_trees(batch: Batch, token_cost: int = TOKEN_COST) -> PrefixTrees:
+    """The rows of a batch as prefix trees, as many as there are rows if no two of them are worth grouping."""
     ids = strip_padding(batch)
     groups = list(group_by_prefix(ids, token_cost=token_cost))
-    if len(groups) == len(ids) and not always:
-        return None
     width = max(size for _, size in groups)
     node_index = torch.zeros(batch.ids.shape, dtype=torch.long)
     tokens, positions = torch.zeros(2, len(groups), width, dtype=torch.long)

@@ -41,7 +41,7 @@ def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens, with_tre
     batch, cost = collate(played, pad_id=0), (1000,) if with_trees else (None,)
     parts = [batch[rows] for rows in split_rows(batch, max_tokens, *cost)]
     for part in parts:
-        trees = build_trees(part) if with_trees else None
-        assert (part.ids if trees is None else trees.ids).numel() <= max_tokens or len(part.ids) == 1
+        ids = build_trees(part).ids if with_trees else part.ids
+        assert ids.numel() <= max_tokens or len(part.ids) == 1
     assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
     assert torch.equal(map_parts(lambda part: part.ids * 1.0, batch, max_tokens, *cost), batch.ids.float())
