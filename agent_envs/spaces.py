@@ -3,7 +3,6 @@
 import itertools
 import string
 from collections.abc import Iterator, Sequence
-from copy import copy, deepcopy
 from typing import Any
 
 from gymnasium.spaces import Text
@@ -28,12 +27,6 @@ class AnyText(Text):
     def __init__(self, max_length: int = LONGEST, phrases: tuple[str, ...] = (), seed: int | None = None):
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
         self.phrases = phrases
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "AnyText":
-        """Return a space with a random state of its own; both hold one alphabet, which takes longest to copy."""
-        copied = copy(self)
-        copied._np_random = deepcopy(self._np_random, memo)
-        return copied
 
     def contains(self, x: Any) -> bool:
         """Whether ``x`` is a string of at most ``max_length`` characters."""

@@ -170,15 +170,14 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and is on another.
         """
-        offset = _offset_seeds(split)
-        if hasattr(self, "split"):
-            if self.split != split:
-                name = type(self).__name__
-                raise ValueError(
-                    f"{name} has splits of its own: make it with split={split!r}; a function that makes it takes split"
-                )
-            return
-        self._seed_offset = offset
+        own = getattr(self, "split", None)
+        if own is None:
+            self._seed_offset = _offset_seeds(split)
+        elif own != split:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} has splits of its own: make it with split={split!r}; a function that makes it takes split"
+            )
 
     def use_format(self, name: str | None) -> None:
         """Have turns written in another format from the next episode on; None is the one that the environment was made with.

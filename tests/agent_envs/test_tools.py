@@ -86,14 +86,20 @@ def test_arguments_that_do_not_fit_are_not_passed_on():
 def test_what_a_function_returns_and_raises():
     def f(what: str):
         """returns things."""
-        return {"text": "plain", "json": {"é": [1, None]}, "result": ToolResult("own", data=7)}[what]
+        return {
+            "text": "plain",
+            "json": {"é": [1, None]},
+            "result": ToolResult("own", data=7),
+            "none": ToolResult(None),
+        }[what]
 
     def g(how: str):
         """fails."""
         raise {"mistake": ToolError("no such room"), "value": ValueError("bad"), "fault": KeyError("oops")}[how]
 
     returns, fails = FunctionTool(f), FunctionTool(g)
-    assert one(returns, what="text").text == "plain" and one(returns, what="result").data == 7
+    assert one(returns, what="none").fault and one(returns, what="text").text == "plain"
+    assert one(returns, what="result").data == 7
     assert one(returns, what="json").text == '{"é": [1, null]}' and one(returns, what="json").data == {"é": [1, None]}
     assert one(fails, how="mistake") == ToolResult("g: no such room", ok=False)
     assert one(fails, how="value") == ToolResult("g: bad", ok=False)
@@ -216,34 +222,27 @@ def test_arguments_come_in_the_types_of_the_hints():
     assert not result.ok and not result.fault
 
 
-def test_whatever_a_tool_raises_is_a_fault_of_it():
-    """A task that was cancelled too, which is no `Exception`; and a result whose text is none."""
+def raising(error, is_async):
+    def f():
+        """fails."""
+        raise error
 
-    def raises(error):
-        def f():
-            """fails."""
-            raise error
+    async def g():
+        """fails."""
+        raise error
 
-        return f
+    return g if is_async else f
 
-    async def cancelled():
-        """is cancelled."""
-        raise asyncio.CancelledError("boom")
 
-    async def gives_up():
-        """has a limit of its own."""
-        raise TimeoutError("in a second")
-
-    def says_no_text():
-        """says nothing that is a text."""
-        return ToolResult(None)  # type: ignore[arg-type]
-
-    tools = [FunctionTool(raises(asyncio.CancelledError("boom"))), FunctionTool(cancelled)]
-    assert all("CancelledError" in one(tool).text for tool in tools)
-    assert all("TimeoutError: in a second" in one(FunctionTool(gives_up, timeout=t)).text for t in (None, 30.0))
-    tools += [FunctionTool(f, timeout=t) for f, t in ((tools[0].function, 5), (says_no_text, None), (gives_up, None))]
-    for tool in (*tools, FunctionTool(raises(SystemExit(3)))):
-        assert one(tool).fault, tool.function
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError("boom"), TimeoutError("in a second"), SystemExit(3)], ids=repr
+)
+@pytest.mark.parametrize("timeout", [None, 30.0])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_tool_raises_is_a_fault_of_it(error, is_async, timeout):
+    """What is no `Exception` too; and its own TimeoutError is none of ours."""
+    result = one(FunctionTool(raising(error, is_async), name="f", timeout=timeout))
+    assert result.fault and result.text == f"f failed: {type(error).__name__}: {error}"
 
 
 def test_a_call_that_ran_out_of_time_is_not_made_again():
