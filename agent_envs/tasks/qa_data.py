@@ -208,7 +208,7 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
 def _build(passages: Sequence[retrieval_index.Passage]) -> retrieval_index.Searcher:
     if isinstance(passages, retrieval_index.Corpus) and passages.folder:
         return open_index(passages.folder)
-    return retrieval_index.build(passages, progress=len(passages) > 20_000)
+    return retrieval_index.build(passages)
 
 
 def miniwiki(
