@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent_envs.formats.json_text import dumps, function_schema, read_object
+from agent_envs.formats.json_text import function_schema
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
@@ -27,8 +27,6 @@ from agent_envs.tools import run_calls
 Message = dict[str, Any]
 T = TypeVar("T")
 OUTAGE_MINUTES = 10.0
-UNREADABLE = "The arguments of a call have to be a JSON object."
-_FINISH = " To finish, call answer with the final answer alone."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +127,12 @@ class Episode:
         """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid."""
         if not self.native:
             raise ValueError("call() is for an Episode made with native=True; step() takes text")
-        if not calls:
-            return self._reject(f"No function was called: call one.{_FINISH * self.env.answers}")
-        if not all(isinstance(arguments, Mapping) for _, arguments in calls):
-            return self._reject("The arguments of a function are a JSON object.")
-        message = _message(calls)
-        return self._reject(UNREADABLE) if message is None else self.step(message)
+        functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
+        return self.step(_write_calls([{"function": function} for function in functions]))
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    def _reject(self, why: str) -> Reply:
-        return self.step(dumps({"role": "assistant", "error": why}))
 
     def _reply(self, stepped: StepResult) -> Reply:
         observation, reward, terminated, truncated, info = stepped
@@ -214,14 +205,8 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
         reply = episode.step(said, cut=cut)
         return reply, [{"role": "user", "content": reply.text}]
     requested = message.get("tool_calls") or []
-    calls = _read_calls(requested)
-    if cut:
-        whole = {"role": "assistant", "content": said or None, "tool_calls": requested}
-        reply = episode.step(dumps(whole) if requested else said, cut=True)
-    elif calls is None:
-        reply = episode._reject(UNREADABLE)
-    else:
-        reply = episode.call(calls)
+    made = _write_calls([{"function": call.get("function")} for call in requested], said or None if cut else None)
+    reply = episode.step(said if cut and not requested else made, cut=cut)
     if not requested:
         return reply, [{"role": "user", "content": text} for text in reply.results]
     # A turn that was refused as a whole has one result, which is that of each call.
@@ -231,16 +216,6 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
         {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
         for call, text in pairs
     ]
-
-
-def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
-    """(name, arguments) of each call; None if the name or the arguments of one are malformed."""
-    try:
-        functions = [call["function"] for call in requested]
-        calls = [(f["name"], read_object(f.get("arguments") or "{}", "The arguments")) for f in functions]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return calls if all(isinstance(name, str) for name, _ in calls) else None
 
 
 def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
@@ -258,13 +233,6 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[
     ]
 
 
-def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The assistant message of these calls, for the format "native"; None if the arguments are no JSON."""
-    try:
-        made = [
-            {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": dumps(dict(arguments))}}
-            for i, (name, arguments) in enumerate(calls)
-        ]
-        return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
-    except (ValueError, TypeError):
-        return None
+def _write_calls(calls: list[dict[str, Any]], content: str | None = None) -> str:
+    """An assistant message in the format "native", which judges the calls."""
+    return json.dumps({"role": "assistant", "content": content, "tool_calls": calls}, ensure_ascii=False)

@@ -10,7 +10,6 @@ from chat_server import Trouble, calls, number_of_turn, serve
 pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
 import openai
 
-from agent_envs.integrations.episode import UNREADABLE
 from trainers.episodes.records import Origin
 from trainers.evaluation import api_agent
 from trainers.evaluation.api_agent import ApiAgent, EndpointStopped
@@ -148,7 +147,7 @@ def test_calls_that_cannot_be_read_are_invalid_turns_and_the_api_gets_json_back(
     else:
         assert [m["role"] for m in answered] == ["user"] and "call answer" in answered[0]["content"]
     if turn == [("search", "{broken")]:
-        assert answered[0]["content"] == UNREADABLE
+        assert "of a function must be a JSON object" in answered[0]["content"]
         assert "{broken" in made[0]["function"]["arguments"] and "{broken" in record["turns"][0]["action"]
 
 
