@@ -54,14 +54,10 @@ class Batcher:
 
     A request that finds the searcher idle is searched at once: nothing waits for company. Requests are joined where
     their `k` is equal, because an approximate index may look deeper for a larger one, and ranks as for one query.
-
-    Args:
-        searcher: what to search.
-        waiting: queries that may wait for their answers.
     """
 
     def __init__(self, searcher: Searcher, waiting: int):
-        self.searcher, self.limit = searcher, waiting
+        self.searcher, self.limit = searcher, waiting  # queries that may wait for their answers
         self.waiting = 0  # queries
         self._parts: list[_Part] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")

@@ -150,10 +150,6 @@ def load(
     Args:
         verify: see `store.verify`.
         encoder: encoder of a dense or hybrid index, if its model is not where it was at the time of the build.
-
-    Raises:
-        FileNotFoundError, IndexCorrupt: as `store.verify` does.
-        ValueError: the encoder is not the one that the index was built with.
     """
     options = {} if encoder is None else {"encoder": encoder}
     for _ in range(3):

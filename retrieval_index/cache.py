@@ -10,8 +10,10 @@ _PASSAGES = 10  # that are kept for a query, on average
 
 
 class CachedSearcher:
-    """Cache of another searcher's results for the latest ``size`` queries, and at most ten times that number of passages.
-    It passes on the searcher's other attributes. Threads may share it."""
+    """Cache of another searcher's results for the latest queries.
+
+    It holds ``size`` queries, and at most ten times that number of passages. Threads may share it.
+    """
 
     def __init__(self, searcher: Searcher, size: int = 10_000):
         if size < 1:

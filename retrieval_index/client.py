@@ -25,8 +25,9 @@ class SearchFailed(ConnectionError):
 
 
 class RemoteSearcher:
-    """`Searcher.search` over HTTP, without the rest of the protocol. Threads and processes may share one: it pickles, and opens
-    connections of its own after a fork.
+    """`Searcher.search` over HTTP.
+
+    It has no more of the protocol. Threads and processes may share one: it pickles, and reconnects after a fork.
 
     Args:
         url: address of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.

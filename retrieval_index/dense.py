@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -136,10 +135,10 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
 def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None, track: Track) -> np.ndarray:
     """All passages as vectors, [n passages, dimension]; in `work` they go to a file that a later call goes on with,
     named after what they are of. A second file tells how many rows are safe on disk."""
-    shape = (len(corpus), encoder.dimension)
+    shape, starts = (len(corpus), encoder.dimension), range(0, len(corpus), ENCODE_BATCH)
     if work is None:
         encoded = np.empty(shape, dtype)
-        for start in _starts(0, len(corpus), track):
+        for start in track(starts, "Encoding passages", len(starts)):
             encoded[start : start + ENCODE_BATCH] = _encode_rows(corpus, encoder, start)
         return encoded
     identity = json.dumps([corpus.fingerprint, encoder.parameters, dtype.str], sort_keys=True, default=str)
@@ -151,21 +150,17 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
             old.unlink(missing_ok=True)
         np.lib.format.open_memmap(path, "w+", dtype, shape)
     done = int(record.read_text()) if record.exists() else 0
+    starts = range(done, len(corpus), ENCODE_BATCH)
     encoded = np.load(path, mmap_mode="r", allow_pickle=False)
     with open(path, "r+b") as file:
         file.seek(encoded.offset + done * dtype.itemsize * encoder.dimension)
-        for start in _starts(done, len(corpus), track):
+        for start in track(starts, "Encoding passages", len(starts)):
             rows = _encode_rows(corpus, encoder, start)
             file.write(np.ascontiguousarray(rows, dtype).data)
             file.flush()
             os.fsync(file.fileno())
             durable.write_text(record, str(start + len(rows)))
     return encoded
-
-
-def _starts(done: int, n: int, track: Track) -> Iterable[int]:
-    starts = range(done, n, ENCODE_BATCH)
-    return track(starts, "Encoding passages", len(starts))
 
 
 def _encode_rows(corpus: Corpus, encoder: Encoder, start: int) -> np.ndarray:

@@ -21,7 +21,7 @@ FITTED_ON = 200_000  # passages; more would teach it little and are not held in 
 
 
 class Encoder(Protocol):
-    """Protocol of encoders: texts to vectors with similarities as inner products. Threads may share one."""
+    """Protocol of encoders: texts to vectors with similarities as inner products."""
 
     @property
     def dimension(self) -> int:
@@ -66,12 +66,7 @@ class SvdEncoder:
         from sklearn.utils.extmath import randomized_svd
 
         vectorizer = _vectorizer(max_features=max_terms)
-        try:
-            weights = vectorizer.fit_transform(track(texts, "Weighing words", len(texts)))
-        except ValueError:  # an empty vocabulary
-            raise ValueError(
-                f"nothing to index: none of the {len(texts)} passages holds a word that is not a stop word"
-            ) from None
+        weights = vectorizer.fit_transform(track(texts, "Weighing words", len(texts)))
         for _ in track([None], "Factorising", 1):
             _, _, components = randomized_svd(weights, min(dimension, *weights.shape), n_iter=5, random_state=0)
         terms = vectorizer.get_feature_names_out().tolist()
@@ -102,8 +97,7 @@ class SvdEncoder:
 
 
 def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Track = silent) -> Encoder:
-    """The encoder that a name stands for, see `PretrainedEncoder`; "svd" or None is one fitted to at most 200,000 passages
-    of the corpus."""
+    """The encoder of a name, see `PretrainedEncoder`; "svd" or None is one fitted to at most 200,000 of the passages."""
     if encoder is not None and encoder != "svd":
         return PretrainedEncoder(encoder) if isinstance(encoder, str | Path) else encoder
     rows = np.arange(len(corpus))

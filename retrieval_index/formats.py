@@ -97,7 +97,7 @@ def iter_records(path: str | Path) -> Iterator[dict]:
 
 
 def explain(error: Exception) -> str:
-    """What an error says; of a text that is not UTF-8, what it may be and how to convert it."""
+    """The message of an error; of a text that is not UTF-8, what it may be and how to convert it."""
     if not isinstance(error, UnicodeDecodeError):
         return str(error)
     if error.start == 0 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):

@@ -105,7 +105,9 @@ def merge(
 
     maxima = np.empty(len(own.keys), np.float32)
     sinks = [_Sink(folder, name, dtype, int(starts[-1])) for name, dtype in (("scores", "<f4"), ("rows", "<i4"))]
-    cuts = _cuts(starts)
+    # Term numbers that cut the postings into slices of about `SLICE`; a single term may be larger.
+    firsts = np.unique(np.searchsorted(starts[:-1], np.arange(0, starts[-1], SLICE), side="right") - 1)
+    cuts = [*firsts.tolist(), len(own.keys)]
     for low, high in track(list(pairwise(cuts)), "Scoring postings", len(cuts) - 1):
         rows, frequencies = _read_slice(blocks, terms_of, first_rows, starts[low : high + 1], low)
         scores = np.repeat(idf[low:high], own.document_frequencies[low:high])
@@ -134,12 +136,6 @@ def _read_slice(blocks, terms_of, first_rows, starts: np.ndarray, low: int) -> t
         frequencies[into] = block.frequencies[bounds[0] : bounds[-1]]
         fill[terms[a:b] - low] += counts
     return rows, frequencies
-
-
-def _cuts(starts: np.ndarray) -> list[int]:
-    """Term numbers that cut the postings into slices of about `SLICE`; a single term may be larger."""
-    targets = np.arange(0, starts[-1], SLICE)
-    return [*np.unique(np.searchsorted(starts[:-1], targets, side="right") - 1).tolist(), len(starts) - 1]
 
 
 class _Sink:

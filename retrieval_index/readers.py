@@ -32,7 +32,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
               `.csv`, each also with `.gz` or `.zst`, or `.parquet`;
             - a folder of such files, read with the folders in it by name, without `.md` files and names with a leading
               `.` or `_`;
-            - a text, `.txt` or `.md`, or a folder of texts alone, cut into passages of up to 1,000 characters, titled by
+            - a text, `.txt` or `.md`, or a folder of nothing but these, cut into passages of up to 1,000 characters, titled by
               the first Markdown heading or the file's name, with ids such as "notes/oslo.md#2";
             - a folder of `datasets.save_to_disk`, or `hf:owner/name[:config]` on the hub (or a local path after `hf:`).
             A row has `id`, `title`, `text`; or `id`, `contents`; or the `context` or `paragraphs` of a question. What a

@@ -15,7 +15,10 @@ from retrieval_index.publish import publishing
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Protocol of ranked retrieval over a corpus. Searchers are read-only: threads may share one, and forks too."""
+    """Protocol of ranked retrieval over a corpus.
+
+    Searchers are read-only: threads may share one, and forks too.
+    """
 
     @property
     def corpus(self) -> Corpus:

@@ -4,11 +4,8 @@
     GET /health      what is served: passages, backend, fingerprint of the corpus, limits
     GET /metrics     counters for Prometheus
 
-Errors are {"detail": "what was wrong"}. Status 408: the body does not arrive in time; 413 and 422: it is beyond the limits or
-invalid. 429, with Retry-After: too many requests wait; 500: the search failed. There is no authentication: on an address other
-than the default 127.0.0.1, anyone who reaches the port can search. Put a proxy before a public server.
-
-Needs the extra `[server]` (FastAPI, uvicorn, prometheus-client), so import it late.
+Errors are {"detail": "what was wrong"}: 408, the body does not arrive in time; 413 and 422, it is beyond the limits or invalid;
+429, with Retry-After, too many requests wait; 500, the search failed. Needs the extra `[server]`, so import it late.
 """
 
 import asyncio

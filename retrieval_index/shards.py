@@ -15,10 +15,8 @@ from retrieval_index.search import Index, Searcher, check_request
 class ShardedSearcher(Index):
     """Search every shard, and merge by score.
 
-    Ties follow the order of the shards. This is the ranking of one index over all passages if scores are comparable: BM25 shards
-    with the statistics of the whole (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or
-    re-rank.
-
+    This is the ranking of one index over all passages if scores are comparable: BM25 shards with the statistics of the whole
+    (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or re-rank.
     Shards may be `RemoteSearcher`s: then `search` works, and `corpus` and `top_k` do not.
     """
 

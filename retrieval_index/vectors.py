@@ -84,7 +84,10 @@ def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
     def measure(width: int) -> float:
         if name:
             apply(index, {name: width})
-        return (recall(*search(index, kept, queries, k), nearest) * k - 1) / max(1, k - 1)
+        rows, scores = search(index, kept, queries, k)
+        # By score, because of equal passages any will do; each query finds itself, which does not count.
+        recall = float(np.mean((rows >= 0) & (scores >= nearest[:, -1:] - 1e-5)))
+        return (recall * k - 1) / max(1, k - 1)
 
     for _ in track([None], "Tuning the search", 1):
         _, nearest = exact(vectors, queries, k)
@@ -94,11 +97,6 @@ def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
     settings = {name: width} if name else {}
     apply(index, settings)
     return settings | {"recall_at_10": round(found, 3)}
-
-
-def recall(rows: np.ndarray, scores: np.ndarray, exact_scores: np.ndarray) -> float:
-    """Part of the nearest that were found; by score, because of equal passages any will do. All are [queries, k]."""
-    return float(np.mean((rows >= 0) & (scores >= exact_scores[:, -1:] - 1e-5)))
 
 
 def apply(index, settings: dict) -> None:

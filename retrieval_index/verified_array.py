@@ -97,12 +97,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 class VerifiedArray:
-    """The array of an .npy file, of which blocks are read when they are needed. Threads may share it.
-
-    Attributes:
-        shape, dtype: of the array.
-        array: it, zero if a block is not read yet; another one when what was read has been forgotten.
-    """
+    """The array of an .npy file, of which blocks are read when they are needed. Threads may share it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -148,6 +143,7 @@ class VerifiedArray:
 
     @property
     def array(self) -> np.ndarray:
+        """The array, zero where no block was read; another one when what was read has been forgotten."""
         return self._state[0]
 
     def _forget(self) -> None:

@@ -6,96 +6,18 @@ is positive and has at most two decimals, or is whole, where the story counts th
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from fractions import Fraction
 
-from agent_envs.generators.arithmetic import decimals, evaluate, number_text
+from agent_envs.generators.arithmetic import evaluate
 from agent_envs.generators.instances import Redraw
-from agent_envs.generators.people import GIVEN_NAMES
+from agent_envs.generators.tales import Problem, Tale, Told, dollars
 
 STEPS = {"easy": (2, 2), "normal": (3, 4), "hard": (5, 6)}
 DISTRACTORS = {"easy": (0, 0), "normal": (0, 1), "hard": (1, 2)}
 DIFFICULTIES = tuple(STEPS)
-_BESIDE_THE_POINT = (
-    "{name} is {small} years old.",
-    "It is a walk of {small} minutes from there to the station.",
-    "The day before, it had rained for {tiny} hours.",
-    "A friend of {name} has lived in house number {big} for {tiny} years.",
-    "Bus number {big} stops there every {small} minutes.",
-    "{name} has {tiny} cousins in another town.",
-    "The clock on the wall had stopped at {tiny} minutes past {tiny2}.",
-)
 _GOODS = """notebooks pencils mugs candles lamps cushions scarves plants kites puzzles bowls baskets clocks umbrellas
 brushes blankets jars tickets helmets bells""".split()
-
-
-class Told(Exception):
-    """The story has come to its question."""
-
-
-class Tale:
-    """A word problem of ``length`` steps that is being built: sentences, and their calculation."""
-
-    def __init__(self, rng: random.Random, length: int):
-        self.rng, self.length = rng, length
-        self.name, self.other, self.third = rng.sample(GIVEN_NAMES, 3)
-        self.sentences: list[str] = []
-        self.steps: list[str] = []
-
-    @property
-    def left(self) -> int:
-        """Steps that are still to be told."""
-        return self.length - len(self.steps)
-
-    def say(self, *wordings: str) -> None:
-        """Append a sentence: one of several wordings, chosen at random."""
-        self.sentences.append(self.rng.choice(wordings))
-
-    def step(self, expression: str, *, whole: bool = False) -> str:
-        """Append a step to the calculation; returns its value as text.
-        Raises Redraw: the value is not positive, has more than two decimals (none, where ``whole``) or is too large."""
-        value = evaluate(expression)
-        places = decimals(value)
-        if value <= 0 or places is None or places > (0 if whole else 2) or value >= 10**7:
-            raise Redraw
-        self.steps.append(expression)
-        return number_text(value)
-
-    def take_off(self, value: str, low: int, high: int, step: int, *wordings: str, whole: bool = False) -> str:
-        """Tell that some percent of a value go; the wordings have the place ``{percent}``."""
-        percent = self.amount(low, high, step)
-        self.say(*(wording.format(percent=percent) for wording in wordings))
-        return self.step(f"{value} * (100 - {percent}) / 100", whole=whole)
-
-    def end(self, *wordings: str) -> None:
-        """Ask the question if no step is left to be told. Raises Told: it was asked."""
-        if not self.left:
-            self.say(*wordings)
-            raise Told
-
-    def pick(self, options: Sequence):
-        """One of `options`, chosen at random."""
-        return self.rng.choice(options)
-
-    def amount(self, low: int, high: int, step: int = 1) -> int:
-        """An integer in low..high."""
-        return self.rng.randrange(low, high + 1, step)
-
-    def price(self, low: int, high: int) -> str:
-        """Dollars and cents, in steps of five cents, as text for an expression: ``"3.5"``."""
-        step = self.rng.choice((5, 25, 50, 100))
-        return number_text(Fraction(self.rng.randrange(low * 100, high * 100 + 1, step), 100))
-
-
-def dollars(text: str) -> str:
-    """``"3.5"`` as ``"$3.50"``."""
-    whole, _, cents = text.partition(".")
-    return f"${int(whole):,}" + (f".{cents:0<2}" if cents else "")
-
-
-# -- the stories -------------------------------------------------------------------------------------------------------
 
 
 def shopping(t: Tale) -> None:
@@ -455,24 +377,6 @@ STORIES: dict[str, Callable[[Tale], None]] = {
 }
 
 
-# -- problems ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """``steps``: the calculation, one expression a step; the value of the last is the ``answer``."""
-
-    text: str
-    answer: Fraction
-    steps: tuple[str, ...]
-    kind: str
-
-    @property
-    def values(self) -> tuple[Fraction, ...]:
-        """The value of each step."""
-        return tuple(map(evaluate, self.steps))
-
-
 def make_problem(rng: random.Random, difficulty: str = "normal") -> Problem:
     """A random word problem, of `STEPS` steps and with `DISTRACTORS` sentences beside the point."""
     length = rng.randint(*STEPS[difficulty])
@@ -485,14 +389,5 @@ def make_problem(rng: random.Random, difficulty: str = "normal") -> Problem:
         except Redraw:
             continue
         assert not tale.left, f"the story {kind} of {length} steps has {len(tale.steps)}"
-        _distract(tale, rng.randint(*DISTRACTORS[difficulty]))
+        tale.distract(rng.randint(*DISTRACTORS[difficulty]))
         return Problem(" ".join(tale.sentences), evaluate(tale.steps[-1]), tuple(tale.steps), kind)
-
-
-def _distract(tale: Tale, count: int) -> None:
-    """Put sentences that are beside the point anywhere before the question, but not first."""
-    for wording in tale.rng.sample(_BESIDE_THE_POINT, count):
-        tiny, tiny2 = tale.rng.sample(range(2, 12), 2)
-        small, big = tale.amount(12, 60), tale.amount(13, 299)
-        filled = wording.format(name=tale.name, tiny=tiny, tiny2=tiny2, small=small, big=big)
-        tale.sentences.insert(tale.amount(1, len(tale.sentences) - 1), filled)

@@ -8,7 +8,8 @@ from typing import Any
 from agent_envs.data.question import Question
 from agent_envs.generators.arithmetic import evaluate, number_text, parse_number
 from agent_envs.generators.instances import INSTANCES, check_choice, choose_instance, draw
-from agent_envs.generators.stories import DIFFICULTIES, Problem, make_problem
+from agent_envs.generators.stories import DIFFICULTIES, make_problem
+from agent_envs.generators.tales import Problem
 from agent_envs.tasks.answering import ANSWER_REWARD, call, score_answer
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool

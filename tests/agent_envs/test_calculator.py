@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent_envs.generators.arithmetic import decimals, evaluate, number_text, parse_number, same_answer
 from agent_envs.generators.instances import Redraw
-from agent_envs.generators.stories import DIFFICULTIES, STEPS, STORIES, Problem, Tale, Told, make_problem
+from agent_envs.generators.stories import DIFFICULTIES, STEPS, STORIES, make_problem
+from agent_envs.generators.tales import Problem, Tale, Told
 from agent_envs.tasks.calculator import CalculatorEnv
 from agent_envs.utils.scripts import roll_out
 
