@@ -50,32 +50,6 @@ def test_logits_that_are_changed_otherwise_than_by_a_scale_or_a_cap_are_refused(
         Policy(policy.model, policy.tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("rope", "length"),
-    (
-        ({"rope_type": "default", "rope_theta": 1e4}, 4096),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
-        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
-        ({"rope_type": "linear", "factor": 2.0}, 8192),
-        ({"rope_type": "dynamic", "factor": 4.0}, 4096),
-        ({"rope_type": "longrope", "original_max_position_embeddings": 1024}, 1024),
-        ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 2048}, 4096),
-        (None, 4096),
-    ),
-)
-def test_how_long_a_conversation_may_be(make_policy, rope, length):
-    policy = make_policy("bytes")
-    assert policy.model.config.max_position_embeddings == 4096
-    policy.model.config.rope_parameters = rope
-    assert policy.max_length == length
-
-
-@pytest.mark.parametrize(("names", "length"), [({"max_seq_len": 512}, 512), ({"n_positions": 64}, 64), ({}, math.inf)])
-def test_positions_have_several_names(names, length):
-    """MPT's is max_seq_len: without it, its bias would run out in the middle of a rollout."""
-    assert max_positions(SimpleNamespace(**names)) == length
-
-
 def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
     policy = make_policy("bytes")
     tokenizer = copy.deepcopy(policy.tokenizer)
@@ -88,3 +62,25 @@ def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
 def test_dropout_is_off(make_policy):
     policy = make_policy("bytes")
     assert not Policy(policy.model.train(), policy.tokenizer).model.training
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"rope": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
+        ({"rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}}, 16384),
+        ({"rope": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}}, 4096),
+        ({"rope": {"rope_type": "linear", "factor": 2.0}}, 8192),
+        ({"rope": {"rope_type": "dynamic", "factor": 4.0}}, 4096),
+        ({"rope": {"rope_type": "longrope", "original_max_position_embeddings": 1024}}, 1024),
+        ({"rope": {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 2048}}, 4096),
+        ({"rope": None}, 4096),
+        ({"max_seq_len": 512}, 512),  # MPT's, whose bias would run out in the middle of a rollout
+        ({"n_positions": 64}, 64),
+        ({}, math.inf),
+    ],
+)
+def test_how_long_a_conversation_may_be(config, length):
+    if "rope" in config:
+        config = {"max_position_embeddings": 4096, "rope_parameters": config["rope"]}
+    assert max_positions(SimpleNamespace(**config)) == length

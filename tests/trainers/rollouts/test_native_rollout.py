@@ -11,10 +11,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agent_envs.integrations.episode import Episode
 from agent_envs.integrations.token_episode import TokenEpisode
 from agent_envs.utils.scripts import roll_out_many
-from trainers import evaluate, export_episodes, grpo, sft
+from trainers import evaluate, grpo, sft
 from trainers.engines.engine import Completion
 from trainers.factory import make_envs
-from trainers.imitation.conversations import read_conversations
 from trainers.imitation.demonstrations import episode_rows
 from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
@@ -145,16 +144,6 @@ def test_runs_of_grpo_and_sft(short_run, tmp_path, capsys):
                       max_new_tokens=8, out=tmp_path / "evaluated")
     )[-1:]  # fmt: skip
     assert row["episodes"] == 2 and "acts by function calls" in capsys.readouterr().err
-    # What scripts did is exported as conversations, and imitated as such.
-    told = export_episodes.main(export_episodes.Args(
-        source=tmp_path / "run", out=tmp_path / "told.jsonl", phase="evaluation", agent="Scripted agent", min_score=0,
-    ))  # fmt: skip
-    envs = make_envs(args.env, json.dumps(json.loads(args.env_kwargs) | {"format": "native"}), "train", 1)
-    steps = [steps for _, steps in read_conversations(told, policy, envs.envs[0])]
-    assert steps and all(
-        one[0].tokens == policy.turn_ids(policy.read_turn(one[0].tokens), envs.envs[0].format.schemas())
-        for one in steps
-    )
     taught = sft.main(sft.Args(
         env=args.env, env_kwargs=json.dumps(WORLD), model=str(folder), demonstrations=4, updates=1, held_out=0.0,
         out=tmp_path / "sft",
