@@ -42,15 +42,8 @@ class Engine(Protocol):
             ``decode_steps``, since the caller last cleared it. Empty if the engine cannot tell, as with vLLM.
     """
 
-    @property
-    def max_length(self) -> float:
-        """The longest conversation in tokens."""
-        ...
-
-    @property
-    def processed(self) -> collections.Counter[str]:
-        """Tokens that went through the model."""
-        ...
+    max_length: float
+    processed: collections.Counter[str]
 
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None

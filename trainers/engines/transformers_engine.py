@@ -1,6 +1,5 @@
 """Sampling from a `transformers` model, with keys and values kept across turns."""
 
-import collections
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ class TransformersEngine:
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self.runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
-        self.max_length = policy.max_length
+        self.max_length, self.processed = policy.max_length, self.runner.processed
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         self._library: LibrarySampler | None = None
         if reason := self.runner.unfit:
@@ -41,11 +40,6 @@ class TransformersEngine:
                 f"{type(policy.model).__name__} is sampled from {how}, which is slower: {reason}", stacklevel=2
             )
         self.reset()
-
-    @property
-    def processed(self) -> collections.Counter[str]:
-        """`Engine.processed`."""
-        return self.runner.processed
 
     def reset(self) -> None:
         """`Engine.reset`."""
