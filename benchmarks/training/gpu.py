@@ -172,7 +172,8 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
     operations = rows * context * 2 * (layers + config.num_hidden_layers * config.hidden_size * context)
     return {
         "step_ms": 1e3 * step, "tokens_per_second": rows / step, "bytes_per_step": read, "bytes_per_second": read / step,
-        "prefill_s": prefill_s, "prefill_flops_per_second": operations / prefill_s, "cuda_graphs": getattr(engine.runner.graphs, "count", 0),
+        "prefill_s": prefill_s, "prefill_flops_per_second": operations / prefill_s,
+        "cuda_graphs": getattr(engine.runner.graphs, "count", 0),
         "tokens_per_second_with_prefill": rows * new / (new * step + prefill_s), "gib": peak_gib(),
     }  # fmt: skip
 
