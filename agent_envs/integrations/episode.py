@@ -152,6 +152,11 @@ class Episode:
         )  # fmt: skip
 
 
+def make_in_split(id: str, split: str, **env_kwargs: Any) -> Episode:
+    """Make the `Episode` for a question of a dataset, in its own split ("" without one)."""
+    return Episode(id, **env_kwargs | ({"split": split} if split else {}))
+
+
 def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
     """Draw ``n`` questions for a dataset, each as its seed, its split ("" without one) and its messages."""
     episode, split = Episode(id, **options), options.get("split", "")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from agent_envs.integrations.episode import Episode, Reply
+from agent_envs.integrations.episode import Episode, Reply, make_in_split
 
 if next(iter(metadata.distributions(name="openenv-core")), None) and not [*metadata.distributions(name="openenv")]:
     raise ImportError(
@@ -74,7 +74,7 @@ class AgentR1Environment(Environment):
         if unknown:
             raise ValueError(f"reset takes seed, split, attempt and episode_id, not {', '.join(sorted(unknown))}")
         if split not in self._episodes:
-            self._episodes[split] = Episode(self._id, **self._kwargs | ({"split": split} if split else {}))
+            self._episodes[split] = make_in_split(self._id, split or "", **self._kwargs)
         self._episode = self._episodes[split]
         texts = [message["content"] for message in self._episode.start(seed, attempt=attempt)]
         self._state = State(episode_id=episode_id)

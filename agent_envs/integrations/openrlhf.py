@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from openrlhf.utils.agent import AgentExecutorBase
 
-from agent_envs.integrations.episode import Episode, Reply, draw_questions, retry_on_tool_failure
+from agent_envs.integrations.episode import Episode, Reply, draw_questions, make_in_split, retry_on_tool_failure
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 
@@ -42,7 +42,7 @@ def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
     Prompts are written by the tokenizer's chat template. Raises a ValueError if a context is rewritten during an episode.
     """
     check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
-    make = staticmethod(lambda **split: Episode(id, **env_kwargs | split))
+    make = staticmethod(lambda split: make_in_split(id, split, **env_kwargs))
     return type("AgentExecutor", (_Executor,), {"_make": make})
 
 
@@ -59,7 +59,7 @@ class _Executor(AgentExecutorBase):
         minutes."""
         seed, split = _read(label)
         pool = self._idle.setdefault(split, [])
-        episode = pool.pop() if pool else self._make(**({"split": split} if split else {}))
+        episode = pool.pop() if pool else self._make(split)
         tokens = TokenEpisode(episode, hf_tokenizer)
         attempt, self._attempts[label] = self._attempts[label], self._attempts[label] + 1
         again = partial(self._run, tokens, seed, attempt, prompt, sampling_params, max_length, llm_engine)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from agent_envs.integrations.episode import Episode, check_question, draw_questions, raise_on_tool_failure
+from agent_envs.integrations.episode import check_question, draw_questions, make_in_split, raise_on_tool_failure
 from agent_envs.integrations.token_episode import check_one_sequence, check_text
 
 
@@ -49,8 +49,7 @@ class AgentR1Env(BaseTextEnv):
         row = dict(extras or {})
         if "seed" not in row:
             raise ValueError("a row without a seed: train on agent_envs.integrations.skyrl.dataset(id, n)")
-        split = {"split": row["split"]} if row.get("split") else {}
-        self._episode = Episode(env_id, **env_kwargs | dict(env_config or {}) | split)
+        self._episode = make_in_split(env_id, row.get("split", ""), **env_kwargs | dict(env_config or {}))
         check_one_sequence(self._episode, "SkyRL")
         check_text(self._episode, "SkyRL")
         self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agent_envs.integrations.episode import Episode, Message, check_question, draw_questions, step_all
+from agent_envs.integrations.episode import Episode, Message, check_question, draw_questions, make_in_split, step_all
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 ENDED = "The episode has ended."
@@ -84,7 +84,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
     def take_episode(split: str, place: int) -> Episode:
         pool = pools.setdefault(split, [])
         while len(pool) <= place:
-            pool.append(Episode(id, **env_kwargs | ({"split": split} if split else {})))
+            pool.append(make_in_split(id, split, **env_kwargs))
         return pool[place]
 
     example = take_episode(env_kwargs.get("split", ""), 0)
@@ -171,7 +171,7 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
         if not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_" or name in ("reset", "get_reward"):
             raise ValueError(f"TRL cannot have a tool {name!r}, which is no name for a public method: rename it")
         methods[name] = _method(tool["function"])
-    make = staticmethod(lambda split: Episode(id, native=True, **env_kwargs | ({"split": split} if split else {})))
+    make = staticmethod(lambda split: make_in_split(id, split, native=True, **env_kwargs))
     first = int(os.environ.get("RANK", 0)) << 20  # attempts at a question, spread over processes, differ in chance
     return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": first})
 

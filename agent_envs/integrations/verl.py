@@ -21,7 +21,13 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-from agent_envs.integrations.episode import Episode, check_question, draw_questions, retry_on_tool_failure
+from agent_envs.integrations.episode import (
+    Episode,
+    check_question,
+    draw_questions,
+    make_in_split,
+    retry_on_tool_failure,
+)
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 # Members of a group may be played by several workers, which do not know of each other.
@@ -65,8 +71,7 @@ class AgentR1Loop(AgentLoopBase):
         """Run the question of a row of `dataset`; the reward is the return, and the task's ``score`` is logged as ``acc``."""
         if not extra_info or "seed" not in extra_info:
             raise ValueError("a row without a seed: train on agent_envs.integrations.verl.dataset(id, n)")
-        split = {"split": extra_info["split"]} if extra_info.get("split") else {}
-        episode = Episode(self._id, **self._env_kwargs | split)
+        episode = make_in_split(self._id, extra_info.get("split", ""), **self._env_kwargs)
         try:
             question = (self._id, str(row["raw_prompt"]))
             attempt, self._attempts[question] = self._attempts[question], self._attempts[question] + 1

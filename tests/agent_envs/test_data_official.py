@@ -179,7 +179,6 @@ def test_html_entities_become_characters_in_questions_and_passages_alike(tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answer": None}, "there is no 'answer'"),
         ({"context": [["Nebelmeer"]]}, "expected pairs of 'title'"),
         ({"supporting_facts": [3]}, "'supporting_facts': expected pairs"),
         ({"context": [["Nebelmeer", ["\ud800"]]]}, "surrogates not allowed"),

@@ -180,7 +180,7 @@ def test_the_warning_says_what_it_is_not_and_how_to_get_it(name):
 
 
 @pytest.mark.parametrize("place", ["hotpot_dev_distractor_v1.json", "hotpotqa.validation.jsonl"])
-@pytest.mark.parametrize("text", ["[]", "", "\n", '{"a": 1}', '[{"a": 1}]', "[1]", "nonsense", '{"question": "Who?"}'])
+@pytest.mark.parametrize("text", ["", '{"a": 1}', "[1]", "nonsense"])
 @pytest.mark.parametrize("searched", [False, True])
 def test_what_is_no_file_of_the_benchmark_is_named_before_its_passages_are_missed(tmp_path, place, text, searched):
     (tmp_path / place).write_text(text)

@@ -17,7 +17,7 @@ from agent_envs.integrations import Episode
 from agent_envs.integrations import verifiers as plugged
 
 pytestmark = pytest.mark.plug
-MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TEXT = ["<search>a town</search>", "hm", "<answer>no idea</answer>"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plug" / "verifiers.toml"
 
