@@ -220,18 +220,6 @@ def test_rewards_to_the_number():
     assert set(info["reward_terms"]) == {"answer", "format", "progress", "invalid", "wrong"}
 
 
-def test_a_write_that_nobody_asked_for_fails_and_costs():
-    env = make("cancel")
-    for turn in env.request.calls:
-        call(env, turn.name, **turn.arguments)
-    customer = env.shop.find_customer(**env.request.calls[0].arguments)["customer_id"]
-    info = call(env, "change_account_address", customer_id=customer, address="99 Nowhere Street")[4]
-    assert info["wrong_writes"] == 1.0
-    info = env.step("<answer>Done.</answer>")[4]
-    assert info["success"] == info["reward_terms"]["answer"] == 0.0
-    assert info["reward_terms"]["wrong"] == pytest.approx(-0.1)
-
-
 def test_a_mistake_can_be_made_good():
     env = make("order_address")
     find(env)
@@ -249,7 +237,8 @@ def test_carrying_out_what_is_forbidden_fails():
     env.step("<confirm></confirm>")
     call(env, "transfer", order_id=order, reason="refund above limit")
     info = env.step("<answer>Done.</answer>")[4]
-    assert info["success"] == 0.0 and info["wrong_writes"] >= 2 and info["progress"] == 1.0
+    assert info["success"] == info["reward_terms"]["answer"] == 0.0 and info["progress"] == 1.0
+    assert info["wrong_writes"] >= 2 and info["reward_terms"]["wrong"] == pytest.approx(-0.1 * info["wrong_writes"])
 
 
 def test_a_transfer_needs_the_right_reason():

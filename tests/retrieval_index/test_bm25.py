@@ -129,7 +129,7 @@ def test_wrong_requests_say_so(backend):
 @pytest.mark.parametrize("backend", [*BACKENDS, "dense"])
 def test_nothing_to_index_is_an_error(backend):
     for passages in ([], [Passage("0", "", "the of and")]):
-        with pytest.raises(ValueError, match="nothing to index|empty vocabulary"):
+        with pytest.raises(ValueError, match=r"nothing to index|empty vocabulary"):
             retrieval_index.build(passages, backend)
 
 

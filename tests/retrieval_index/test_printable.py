@@ -1,11 +1,7 @@
-import os
-import random
 import re
 import unicodedata
 
 from retrieval_index.printable import printable
-
-SEED = int(os.environ.get("ATTACK_SEED", "0"))
 
 
 def test_what_harms_is_shown_by_number_and_ordinary_text_stays():
@@ -16,11 +12,8 @@ def test_what_harms_is_shown_by_number_and_ordinary_text_stays():
     assert printable("a\r\nb\rc") == "a\nb\\x0dc"
 
 
-def test_nothing_that_harms_is_left_in_any_text():
-    rng = random.Random(SEED)
-    for _ in range(300):
-        text = printable("".join(chr(rng.choice((rng.randrange(0x100), rng.randrange(0x110000)))) for _ in range(50)))
-        text.encode()
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
-        turns = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-        assert not any(unicodedata.bidirectional(character) in turns for character in text)
+def test_nothing_that_harms_is_left_of_all_characters():
+    turns = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    left = printable("".join(map(chr, range(0x110000))))
+    assert {unicodedata.category(c) for c in left}.isdisjoint({"Cs"}) and {c for c in left if c < " "} == {"\t", "\n"}
+    assert turns.isdisjoint(map(unicodedata.bidirectional, left)) and not re.search("[\x7f-\x9f]", left)
