@@ -40,6 +40,8 @@ class React(Format):
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers)
         self._tools, self._answers = {tool.name: tool for tool in tools}, answers
+        plain = {tool.name: plain_argument(tool) for tool in tools}
+        self._strings = {name: argument for name, (argument, kind) in plain.items() if kind == "string"}  # bare inputs
         action = ["'Action: tool' and 'Action Input: its arguments' on lines of their own"]
         self._usage = " or ".join(action * bool(tools) + ["'Final Answer: text'"] * answers)
         self.stop = ("\nObservation:",)
@@ -89,7 +91,7 @@ class React(Format):
         return calls
 
     def _read_input(self, name: str, text: str) -> dict[str, Any]:
-        argument = self._string_argument(name)
+        argument = self._strings.get(name)
         if argument is None:
             try:
                 return read_object(text, "The Action Input") if text else {}
@@ -106,12 +108,8 @@ class React(Format):
             given = read_object(text, "The Action Input")
         except Malformed:
             return None
-        argument, required = self._string_argument(name), self._tools[name].parameters.get("required")
+        argument, required = self._strings[name], self._tools[name].parameters.get("required")
         return given if argument in given or not (given or required) else None
-
-    def _string_argument(self, name: str) -> str | None:
-        argument, kind = plain_argument(self._tools[name]) if name in self._tools else ("", "json")
-        return argument if kind == "string" else None
 
     @exact
     def write(self, turn: Turn) -> str:
@@ -121,7 +119,7 @@ class React(Format):
         return "\n".join(lines)
 
     def _write_input(self, call: ToolCall) -> str:
-        argument = self._string_argument(call.name)
+        argument = self._strings.get(call.name)
         text = call.arguments.get(argument) if argument else None
         if isinstance(text, str) and len(call.arguments) == 1:
             plain = text == text.strip() and not _LABEL.search(text) and not THINK.search(text)
