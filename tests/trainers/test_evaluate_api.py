@@ -184,7 +184,6 @@ def test_episodes_that_fail_are_counted_and_asked_again(answer_some, golds, tmp_
         ({"model": ("a", "b"), "checkpoint": ("c",)}, "one, or none"),
         ({"model": ("a", "b"), "engine": "vllm"}, "one model, not 2"),
         ({"vllm_url": ("http://h",)}, "is for engine 'vllm'"),
-        ({"model": ("m",), "engine": "vllm", "vllm_url": ("http://h",), "vllm_kv_gib": 0.5}, "vllm_kv_gib makes no"),
         ({"api": "http://h/v1", "model": ("m",), "engine": "vllm"}, "engine makes no"),
     ],
 )

@@ -46,9 +46,6 @@ class Turn:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    # Of each token, where the call asked for them.
-    logprobs: list[float | None] = field(default_factory=list)
-    pieces: list[str] | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,7 +57,6 @@ class Call:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     temperature: float | None = None
-    logprobs: bool = False
     body: Mapping[str, Any] = field(default_factory=dict)  # the request as it came
     answer: "Future[Turn]" = field(default_factory=Future)
     keys: list[_Key] = field(default_factory=list)
@@ -228,11 +224,8 @@ class Session(CallLog):
         message, error = self._read(call, tokens, was_cut, stopped)
         self.add(call, message, Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs), error, was_cut)
         reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
-        return Turn(
-            message=message, finish_reason=reason, prompt_tokens=len(call.prompt), completion_tokens=len(tokens),
-            logprobs=logprobs,
-            pieces=self.policy.tokenizer.batch_decode([[token] for token in tokens]) if call.logprobs else None,
-        )  # fmt: skip
+        count = len(tokens)
+        return Turn(message=message, finish_reason=reason, prompt_tokens=len(call.prompt), completion_tokens=count)
 
     def _encode(self, call: Call) -> list[int]:
         row, tools = call.row, call.tools or None

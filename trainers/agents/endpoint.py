@@ -179,7 +179,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
         raise CallRefused(400, f"{wrong[0]} has no valid value, got {body.get(wrong[0])!r}"[:300])
     return Call(
         messages=[_read_message(message) for message in messages], tools=tools, stop=stop, max_tokens=longest,
-        temperature=temperature, logprobs=bool(body.get("logprobs")), body=body,
+        temperature=temperature, body=body,
     )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def _read_message(message: Mapping[str, Any]) -> Message:
 def write_completion(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
     """What a request is answered with."""
     message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
-    choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": _logprobs(turn)}
+    choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": None}
     return _head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)}
 
 
@@ -223,23 +223,14 @@ def _usage(turn: Turn) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _logprobs(turn: Turn) -> dict[str, Any] | None:
-    if turn.pieces is None:
-        return None
-    other: dict[str, Any] = {"bytes": None, "top_logprobs": []}
-    pairs = zip(turn.pieces, turn.logprobs, strict=True)
-    tokens = [{"token": piece, "logprob": value or 0.0, **other} for piece, value in pairs]
-    return {"content": tokens, "refusal": None}
-
-
 def _write_chunks(turn: Turn, body: Mapping[str, Any]) -> Iterator[str]:
     """The turn as a stream: its message, why it ended, and its usage if that is asked for."""
     delta = dict(turn.message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
-    parts, head = [(delta, None, _logprobs(turn)), ({}, turn.finish_reason, None)], _head(body, "chat.completion.chunk")
-    for part, reason, logprobs in parts:
-        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": logprobs}
+    head = _head(body, "chat.completion.chunk")
+    for part, reason in ((delta, None), ({}, turn.finish_reason)):
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": None}
         yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
     if (body.get("stream_options") or {}).get("include_usage"):
         yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(turn)})}\n\n"

@@ -28,10 +28,7 @@ class Callee:
         self.calls.append(call)
         message = SAID if call.tools else {"role": "assistant", "content": call.messages[-1]["content"]}
         reason = "tool_calls" if call.tools else "stop"
-        pieces = ["a", "b"] if call.logprobs else None
-        used = {"prompt_tokens": 7, "completion_tokens": 2}
-        turn = Turn(message=message, finish_reason=reason, logprobs=[-1.0, None], pieces=pieces, **used)
-        call.answer.set_result(turn)
+        call.answer.set_result(Turn(message=message, finish_reason=reason, prompt_tokens=7, completion_tokens=2))
 
     def call_tool(self, name, arguments):
         if name != "add":
@@ -63,11 +60,10 @@ def test_a_turn_comes_in_the_form_of_the_api(client, served):
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         *HELLO,
     ]
-    reply = create(model="m", messages=messages, tools=tools, max_tokens=5, stop="x", temperature=0.5, logprobs=True)
+    reply = create(model="m", messages=messages, tools=tools, max_tokens=5, stop="x", temperature=0.5)
     (choice,) = reply.choices
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     assert choice.message.tool_calls[0].function.arguments == '{"a": 1}' and reply.usage.total_tokens == 9
-    assert [(t.token, t.logprob) for t in choice.logprobs.content] == [("a", -1.0), ("b", 0.0)]
     call = served[1]["one"].calls[-1]
     assert call.messages[0] == {"role": "system", "content": "ab"}
     assert (call.max_tokens, call.stop, call.temperature, call.tools) == (5, ("x",), 0.5, tools)
