@@ -364,9 +364,6 @@ class Checks:
     """Checks for dataclasses of arguments. An error names the argument and its value."""
 
     def __post_init__(self: Any):
-        self.tidy()
-
-    def tidy(self: Any) -> None:
         """Convert what Python callers write; write an environment of this suite by its whole id. Raises UserError."""
         for argument in fields(self):
             name, value = argument.name, convert(argument.type, getattr(self, argument.name))

@@ -79,12 +79,6 @@ def check_chat_template(file: str) -> None:
         raise UserError(f"there is no file {file} with a chat template")
 
 
-def check_demonstrations(path: Path) -> None:
-    """Check that a file, or the folder of a run, holds demonstrations."""
-    if not path.is_file() and not (path / DEMONSTRATIONS_FILE).is_file():
-        raise UserError(f"{path} is not the folder of a run of sft: there is no {DEMONSTRATIONS_FILE}")
-
-
 def check_package(package: str, what: str, extra: str) -> None:
     """Check that a package is installed, without importing it."""
     if importlib.util.find_spec(package) is None:

@@ -124,8 +124,11 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
             for file in self.messages:
                 if not Path(file).is_file():
                     raise UserError(f"there is no file of messages {file}")
-            for run in self.episodes:
-                inputs.check_demonstrations(Path(run))
+            for run in map(Path, self.episodes):
+                if not run.is_file() and not (run / inputs.DEMONSTRATIONS_FILE).is_file():
+                    raise UserError(
+                        f"{run} is not the folder of a run of sft: there is no {inputs.DEMONSTRATIONS_FILE}"
+                    )
         inputs.check_run(self.out, self.resume, self.report_to, self.push_to_hub)
         inputs.check_training(self)
         inputs.check_environment(self.env, self.env_kwargs, "train")
@@ -244,15 +247,11 @@ class HeldOutLoss:
 
     def describe(self) -> dict[str, Any]:
         """Entries of the summary, for the page of an unfinished run as well."""
-        return describe_run(self.args)
-
-
-def describe_run(args: Args) -> dict[str, Any]:
-    """Entries of the summary that do not depend on how far the run is."""
-    return {
-        "algorithm": "sft", "env": args.env, "seed": args.seed, "settings": settings(args),
-        "changed": list_changed(args), **describe_process(),
-    }  # fmt: skip
+        args = self.args
+        return {
+            "algorithm": "sft", "env": args.env, "seed": args.seed, "settings": settings(args),
+            "changed": list_changed(args), **describe_process(),
+        }  # fmt: skip
 
 
 def fit(args: Args, sampler: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
@@ -280,8 +279,8 @@ def fit(args: Args, sampler: Policy, demonstrations: list[Demonstration], folder
     if loss is not None and loss >= losses.get(0, math.inf) and not distributed.rank():
         rose = f"from {losses[0]:.3f} to {loss:.3f} at best"
         print(f"Warning: the held-out loss rose, {rose}: nothing was learned. Try a lower --lr", file=sys.stderr)
-    return {
-        "checkpoint": str(folder / BEST), "seconds": run.seconds, "updates": run.done,
+    return evaluation.describe() | {
+        "folder": str(folder), "checkpoint": str(folder / BEST), "seconds": run.seconds, "updates": run.done,
         "heldout_loss": loss, "heldout_loss_before": losses.get(0),
         "episodes": len(learned), "episodes_held_out": len(held_out),
         "tokens_taught": sum(sum(s.mask) for s in taught),
@@ -302,9 +301,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
             folder.mkdir(parents=True, exist_ok=True)
             write_demonstrations(folder / FILE, demonstrations, policy)
     with signals.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
-        summary = fit(args, policy, demonstrations, folder) | {
-            "folder": str(folder), **describe_run(args),
-        }  # fmt: skip
+        summary = fit(args, policy, demonstrations, folder)
         if not distributed.rank():
             tables.write_summary(folder, summary)
             page.write_beside(folder)

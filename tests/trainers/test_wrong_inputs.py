@@ -39,15 +39,11 @@ BEFORE_TORCH = [
     ("grpo --env WebShop", "AgentR1/WebShop-v0 cannot be made: "),
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
-    ("grpo --env Bandit --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
     ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be an integer of at least 1, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
     ("sft --env-kwargs [1]", "env_kwargs must be a JSON object"),
     ("grpo --env-kwargs {\"split\":\"train\"}", "['split'] cannot be among the environment arguments"),
-    ("grpo --env Mixture --env-kwargs {\"tasks\":3}", "tasks must be ids with their weights"),
     ("grpo --env Mixture --env-kwargs {\"tasks\":{\"MiniWik\":1}}", "no environment 'MiniWik': did you mean MiniWiki"),
-    ("grpo --env Mixture --env-kwargs {\"tasks\":{\"MiniWiki\":{\"kwargs\":{\"hop\":1}}}}", "keyword argument 'hop'"),
-    ("grpo --env HotpotQA --env-kwargs {\"data\":\"nowhere\"}", "there is no "),
     ("grpo --env HotpotQA --env-kwargs {\"source\":\"local\"}", "The train split of HotpotQA was found nowhere"),
     ("grpo --lr inf", "lr must be finite, got inf"),
     ("grpo --report-to nothing", "unknown log sinks ['nothing']"),
@@ -69,7 +65,6 @@ BEFORE_TORCH = [
     ("evaluate --split tst", "split must be one of ('train', 'validation'), got 'tst'"),
     ("evaluate --checkpoint model --engine vllm --vllm-url http://a http://b", "vllm_url takes one server here"),
     ("evaluate --questions -3", "questions must be at least 0, got -3"),
-    ("evaluate --out text", "cannot write to text"),
     ("export", "give --checkpoint"),
     ("export --checkpoint model", "model is not a checkpoint of a trainer"),
     ("export --checkpoint RUN/checkpoint-1 --out model", "model exists already: give another --out"),
@@ -82,9 +77,7 @@ BEFORE_TORCH = [
     ("report RUN --episodes -1", "--episodes must be at least 0"),
     ("report text", "holds no episode"),
     ("report other.jsonl", "'a' is no episode as we write them"),
-    ("report damaged", "summary.json is damaged"),
     ("compare --recipe nope", "there is no recipe 'nope': give a file, or one of ['agent-r1', 'algorithms'"),
-    ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),
     ("play", "give --checkpoint, or --model"),
@@ -201,13 +194,6 @@ def test_a_mistake_is_said_in_a_line(ended, words, said):
 def test_help_comes_before_torch(ended):
     for words, _ in HELP:
         assert ended[words]["status"] == 0 and not ended[words]["loaded"], ended[words]["said"]
-
-
-def test_a_fault_of_ours_keeps_its_traceback(place):
-    (place / "faulty.py").write_text("from trainers import inputs\ninputs.check_out = lambda folder: 1 / 0\n")
-    cases = [("evaluate --out new", "")]
-    done = start(place, cases, "faulty")["evaluate --out new"]
-    assert done["status"] == 1 and "Traceback" in done["said"] and "ZeroDivisionError" in done["said"]
 
 
 def test_a_short_name_is_the_whole_id_everywhere():
