@@ -23,17 +23,8 @@ from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import start_policy
 
 STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
-KEPT = (
-    "seconds",
-    "asked",
-    "steps",
-    "updates",
-    "episodes",
-    "sampled",
-    "kept",
-    "heldout_loss",
-    "symptoms",
-)  # of summaries
+# Of summaries.
+KEPT = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "heldout_loss", "symptoms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +189,8 @@ class Comparison:
     def budget(self, seed: int) -> float:
         """Seconds of training of the `COMPUTE_MATCHED` baselines."""
         recipe = self.recipe
-        if recipe.budget_seconds:
-            return float(recipe.budget_seconds)
+        if not recipe.budget:
+            return recipe.base(seed).max_seconds
         if seed not in recipe.seeds_of(recipe.budget):
             raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")
         return self.train_run(recipe.budget, seed)["seconds"]
@@ -209,20 +200,15 @@ class Comparison:
         recipe, folder, seconds = self.recipe, self.out / f"{name}-{seed}", self.budget(seed)
         if name == "imitation":
             return self._imitate(seed, seconds, folder)
-        last = recipe.rounds["rounds"] - 1
-        self._need(folder if name == "more-sft" else folder / f"round-{last}", f"{recipe.title_of(name)}, seed {seed}")
+        last = folder if name == "more-sft" else folder / f"round-{compute_matched.ROUNDS - 1}"
+        self._need(last, f"{recipe.title_of(name)}, seed {seed}")
         start = self.start(seed) or {"model": self.first_model(seed)}
         args = recipe.sft_arguments(seed, name == "rejection-sampling", **start)
         if name == "more-sft":
             return compute_matched.more_sft(args, self.out / f"sft-{seed}", seconds, folder)
         base = recipe.base(seed)
         return compute_matched.rejection_sampling(
-            args,
-            folder,
-            seconds=seconds,
-            attempts=base.group_size,
-            questions=base.questions_per_update,
-            **recipe.rounds,
+            args, folder, seconds=seconds, attempts=base.group_size, questions=base.questions_per_update
         )
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:

@@ -28,6 +28,7 @@ from trainers.runtime.progress import Progress, read_metrics
 from trainers.tiny import curriculum
 from trainers.tiny.cold_start import fit, start_policy
 
+ROUNDS = 2  # of sampling and learning in rejection sampling
 _BATCHES = "batches.jsonl"
 
 
@@ -106,11 +107,9 @@ def more_sft(args: sft.Args, demonstrations: Path, seconds: float, folder: Path)
     return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0), folder)
 
 
-def rejection_sampling(
-    args: sft.Args, folder: Path, *, seconds: float, attempts: int, questions: int, rounds: int = 2, sampling: float = 0.5
-) -> dict:  # fmt: skip
+def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts: int, questions: int) -> dict:
     """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
-    RAFT, Dong et al. 2023). A later call with as many more seconds and rounds adds to what is in ``folder``.
+    RAFT, Dong et al. 2023). Half of each round goes into sampling.
 
     Nothing is held out and the last weights count: what is held out of one round may have been learned in another.
 
@@ -119,15 +118,14 @@ def rejection_sampling(
         seconds: of all rounds together, sampling included.
         attempts: at each question.
         questions: in one batch of sampling.
-        sampling: share of each round that goes into sampling.
 
     Returns:
         The summary of the last fine-tuning, with ``seconds`` of everything, and what was ``sampled`` and ``kept``.
     """
     files: list[str] = []
     spent, sampled, summary = 0.0, 0, {"checkpoint": args.model}
-    for number in range(rounds):
-        left = seconds * (number + 1) / rounds - spent
+    for number in range(ROUNDS):
+        left = seconds * (number + 1) / ROUNDS - spent
         here = replace(args, model=summary["checkpoint"], seed=args.seed + 1000 * number)
         if number and here.model != args.model:
             here = replace(here, lora_rank=0)  # its adapter is trained further
@@ -135,7 +133,7 @@ def rejection_sampling(
         if (learned_in / "summary.json").exists():  # no more is sampled, whatever the budget is now
             records = _read_batches(sampled_in)
         else:
-            records = _sample(here, attempts, sampling * left, sampled_in, questions)
+            records = _sample(here, attempts, left / 2, sampled_in, questions)
         files += [str(sampled_in.resolve() / record["file"]) for record in records if record["kept"]]
         took = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)

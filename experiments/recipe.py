@@ -25,10 +25,9 @@ BASELINES = {
 SCRIPTS = {
     "constant": "constant",
     "rule": "scripted",
-}  # baselines without a policy, and which script of the task each is
+}  # baselines without a policy: the script of the task that each is
 COMPUTE_MATCHED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
 NEED_SFT = ("zero-shot", "sft", "more-sft")
-ROUNDS = {"rounds": 2, "sampling": 0.5}  # of rejection sampling, where the recipe does not say
 ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), starpo.make_args(name)) for name in starpo.NAMES},
@@ -85,8 +84,6 @@ class Recipe:
     naive_rag_of: list[str] = field(default_factory=list)
     reach: str = ""
     budget: str = ""
-    budget_seconds: int = 0
-    symptoms: bool = False
     note: str = ""
     hint: str = ""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -95,11 +92,6 @@ class Recipe:
     rejection_sampling: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, EnvConfig] = field(default_factory=dict)
     runs: dict[str, RecipeRun] = field(default_factory=dict)
-
-    @property
-    def rounds(self) -> dict[str, Any]:
-        """Rounds of rejection sampling (``rounds``), and the share of its time for ``sampling``."""
-        return {name: self.rejection_sampling.get(name, default) for name, default in ROUNDS.items()}
 
     def title_of(self, name: str) -> str:
         """The title of a run or a baseline, by its name; "naive-rag:NAME" is Naive RAG with the model that NAME trained."""
@@ -141,39 +133,24 @@ class Recipe:
         """The arguments of supervised fine-tuning before all runs of a seed.
 
         Args:
-            sampled: those of rejection sampling instead, which asks the questions that the runs are trained on.
+            sampled: those of rejection sampling instead.
             start: as of `run_arguments`.
 
         Raises:
             ValueError: an argument has another type or a value that `trainers.sft` rejects.
         """
         given = {name: value for name, value in self.arguments.items() if name in SHARED_WITH_SFT} | self.sft
-        env_kwargs = given.pop("env_kwargs", {})
         if sampled:
-            given |= {name: value for name, value in self.rejection_sampling.items() if name not in ROUNDS}
+            given |= self.rejection_sampling
         try:
-            return self._fill_in(SFTArgs(seed=seed), given | start, {} if sampled else env_kwargs)
+            return self._fill_in(SFTArgs(seed=seed), given | start, {})
         except ValueError as error:
-            raise ValueError(
-                f"[{'rejection_sampling' if sampled else 'sft'}] of the recipe {self.name!r}: {error}"
-            ) from error
+            table = "rejection_sampling" if sampled else "sft"
+            raise ValueError(f"[{table}] of the recipe {self.name!r}: {error}") from error
 
     def _fill_in(self, preset: Any, given: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> Any:
-        """A preset with values of the recipe, of which each must be of the type of its option."""
-        values = {name: _check_type(name, value, getattr(preset, name)) for name, value in given.items()}
+        """A preset with values of the recipe, whose types it checks itself."""
+        values = dict(given)
         if isinstance(preset, TrainArgs):  # the closing table of a run is short: the comparison has one of its own
             values.setdefault("final_questions", values.get("eval_questions", preset.eval_questions))
         return replace(preset, **values, env=self.env, env_kwargs=json.dumps({**self.env_kwargs, **env_kwargs}))
-
-
-def _check_type(name: str, value: Any, default: Any) -> Any:
-    """A value of TOML in the type that its option has, told by the default."""
-    if isinstance(value, list):
-        value = tuple(value)
-    if isinstance(value, str) and isinstance(default, tuple):
-        value = (value,)
-    if type(default) is float and type(value) is int:
-        return float(value)
-    if default is not None and type(value) is not type(default):
-        raise ValueError(f"{name} must be of type {type(default).__name__}, got {value!r}")
-    return value

@@ -5,13 +5,12 @@
     seeds = [0, 1, 2]
     questions = 500                         # held-out ones in each column; 0 is all of them
     baselines = ["naive-rag", "base", "imitation"]
-    reference = "grpo"                      # a run or baseline, or several: the table gets all differences to it
+    reference = ["grpo"]                    # runs or baselines: the table gets all differences to them
     pooled = ["2 hops", "4 hops"]           # columns whose questions are also scored as one: differences are of these
     naive_rag_of = ["grpo"]                 # trained agents whose model also answers after one search, in rows of their own
     reach = "grpo"                          # a run: how many episodes do the others take to come as far as its end?
-    budget = "grpo"                         # a run: compute-matched baselines train for as many seconds as this one
-    budget_seconds = 3600                   # or for so many: then they need not wait for that run
-    symptoms = true                         # a column with the first symptom that the collapse monitor named
+    budget = "grpo"                         # a run: compute-matched baselines train for as many seconds as this one;
+                                            # without it for the max_seconds of [arguments], and wait for no run
     note = "Another table."                 # Markdown below the table
     hint = "Download the data."             # said where the model or data is missing
 
@@ -20,11 +19,9 @@
     [env_kwargs]                            # of training
     hops = [2, 3]
     [sft]                                   # supervised fine-tuning of a pretrained model, from which every run starts
-    script = "oracle"                       # any option of trainers.sft; env_kwargs are of its demonstrations only
+    script = "oracle"                       # any option of trainers.sft
     [rejection_sampling]                    # likewise in the baseline of that name, over those of [sft]
     lr = 1e-3
-    rounds = 3                              # of sampling and learning; 2 by default
-    sampling = 0.8                          # the share of each that goes into sampling; half by default
     [arguments]                             # of every run that has them: any option of its algorithm's command
     updates = 25
     [tasks."4 hops"]                        # a column of the table, and what is other in it than in training
@@ -44,7 +41,8 @@ starts from and how it is evaluated is the same for all: only [arguments] and [s
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_origin
 
 from experiments.recipe import (
     ALGORITHMS,
@@ -52,7 +50,6 @@ from experiments.recipe import (
     COMPUTE_MATCHED,
     MIXTURE,
     NEED_SFT,
-    ROUNDS,
     SCRIPTS,
     SET_BY_COMPARISON,
     START,
@@ -63,9 +60,7 @@ from experiments.recipe import (
 )
 from experiments.recipes import read_toml
 from trainers import inputs, sft
-from trainers.config import EvaluationArgs
-
-_TYPES = {dict: "a table", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
+from trainers.config import EvaluationArgs, check_value
 
 
 def read(
@@ -90,8 +85,8 @@ def read(
         new["updates"] = updates
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
     if seconds is not None:
-        new |= {"max_seconds": float(seconds)}
-        content |= {"budget": "", "budget_seconds": seconds}
+        new["max_seconds"] = float(seconds)
+        content["budget"] = ""
     if new.get("model", "tiny") != "tiny":  # which has no cold start
         known = {option: value for option, value in known.items() if not option.startswith("cold_start")}
     changes = {
@@ -113,9 +108,7 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     _check_keys(where, content, names_of(Recipe) - {"name"})
     if "title" not in content or not content.get("runs"):
         raise ValueError(f"{where} needs a title, and at least one run: [runs.NAME] with an algorithm")
-    reference = content.get("reference", [])
-    content = {**content, "reference": [reference] if isinstance(reference, str) else reference}
-    _check_types(where, content, vars(Recipe(name="", title="")))
+    _check_types(where, content, Recipe)
     runs = {run: _make_run(f"run {run!r} of {where}", run, given) for run, given in content["runs"].items()}
     tasks = {
         task: _make_task(f"task {task!r} of {where}", given, content)
@@ -134,7 +127,7 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
 
 
 def _make_run(where: str, name: str, given: Any) -> RecipeRun:
-    _check_type(where, given, dict)
+    check_value(where, dict, given)
     if not re.fullmatch(r"[\w.+-]+", name) or name in BASELINES:
         raise ValueError(
             f"{where}: a run names a folder: letters, digits, '.', '+', '-', and none of {list(BASELINES)}"
@@ -149,16 +142,16 @@ def _make_run(where: str, name: str, given: Any) -> RecipeRun:
             f"{where}: {shared} must be the same for all runs, under [arguments]: there is one start for each seed, and "
             "curves are compared"
         )
-    _check_types(where, own, keys)
+    _check_types(where, own, RecipeRun)
     return RecipeRun(**{k: own.pop(k) for k in keys}, arguments=own)
 
 
 def _make_task(where: str, given: Any, recipe: Mapping[str, Any]) -> EnvConfig:
-    _check_type(where, given, dict)
+    check_value(where, dict, given)
     env, inherited = recipe.get("env", Recipe.env), recipe.get("env_kwargs", {})
     own: dict[str, Any] = {"env": env, "env_kwargs": {}} | given
     _check_keys(where, own, {"env", "env_kwargs"})
-    _check_types(where, own, {"env": "", "env_kwargs": {}})
+    _check_types(where, own, EnvConfig)
     if own["env"] != env:
         inherited = {name: value for name, value in inherited.items() if name != "tasks"} if env == MIXTURE else {}
     return EnvConfig(env=own["env"], env_kwargs={**inherited, **own["env_kwargs"]})
@@ -191,31 +184,21 @@ def _check_names(where: str, recipe: Recipe) -> None:
     titles = [*BASELINES.values(), *(run.title for run in recipe.runs.values())]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{where}: two agents have the same title: {sorted(titles)}")
-    if broken := [title for title in (*recipe.tasks, *titles) if re.search(r"[|\n]", title)]:
-        raise ValueError(f"{where}: a title must fit a cell of a table, without '|' and line breaks, got {broken}")
     if recipe.questions < 0:
         raise ValueError(f"{where}: questions must be at least 0 (all of them), got {recipe.questions}")
 
 
 def _check_baselines(where: str, recipe: Recipe) -> None:
-    """[sft], [rejection_sampling] and the budget, and the baselines that need one or make no sense beside it."""
+    """[sft], [rejection_sampling], and the baselines that need one, or a budget, or make no sense beside them."""
     options = names_of(sft.Args) - SET_BY_COMPARISON - {"model"}
-    _check_keys(f"[sft] of {where}", recipe.sft, options | {"env_kwargs"})
-    _check_type(f"[sft] of {where}: env_kwargs", recipe.sft.get("env_kwargs", {}), dict)
-    _check_keys(f"[rejection_sampling] of {where}", recipe.rejection_sampling, options | set(ROUNDS))
-    rounds, sampling = recipe.rounds.values()
-    if type(rounds) is not int or rounds < 1:
-        raise ValueError(f"{where}: rounds of [rejection_sampling] must be an integer of at least 1, got {rounds!r}")
-    if not isinstance(sampling, int | float) or not 0 < sampling < 1:
-        raise ValueError(f"{where}: sampling of [rejection_sampling] must be between 0 and 1, got {sampling!r}")
+    _check_keys(f"[sft] of {where}", recipe.sft, options)
+    _check_keys(f"[rejection_sampling] of {where}", recipe.rejection_sampling, options)
     recipe.sft_arguments(0)
     recipe.sft_arguments(0, sampled=True)
     matched = [name for name in recipe.baselines if name in COMPUTE_MATCHED]
-    if recipe.budget_seconds < 0 or (recipe.budget and recipe.budget_seconds):
-        raise ValueError(f"{where}: give budget, or budget_seconds of at least 1")
-    if matched and not recipe.budget and not recipe.budget_seconds:
+    if matched and not recipe.budget and not recipe.base(0).max_seconds:
         raise ValueError(
-            f"{where}: {matched} train at equal compute with a run: name it as budget, or give budget_seconds"
+            f"{where}: {matched} train at equal compute: name a run as budget, or give arguments max_seconds"
         )
     if not recipe.sft:
         if needing := [name for name in recipe.baselines if name in NEED_SFT]:
@@ -226,14 +209,10 @@ def _check_baselines(where: str, recipe: Recipe) -> None:
         raise ValueError(f"{where}: with [sft] the baselines are {list(NEED_SFT)} instead of {excluded}")
 
 
-def _check_types(where: str, given: Mapping[str, Any], examples: Mapping[str, Any]) -> None:
-    for key in given.keys() & examples.keys():
-        _check_type(f"{where}: {key}", given[key], type(examples[key]))
-
-
-def _check_type(what: str, value: Any, kind: type) -> None:
-    if type(value) is not kind:
-        raise ValueError(f"{what} must be {_TYPES[kind]}, got {value!r}")
+def _check_types(where: str, given: Mapping[str, Any], described_by: type) -> None:
+    for option in fields(described_by):
+        if option.name in given:
+            check_value(f"{where}: {option.name}", get_origin(option.type) or option.type, given[option.name])
 
 
 def _check_keys(where: str, given: Mapping[str, Any], known: set[str]) -> None:

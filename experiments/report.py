@@ -211,8 +211,6 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
             heading,
             *recipe["tasks"],
             " + ".join(recipe["pooled"]),
-            "of these yes/no",
-            "others",
             *(f"Δ to {other}" for other in references),
             "Seeds",
         ]
@@ -224,7 +222,7 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
             columns = [_seed_values(own, task, key) for task in recipe["tasks"]]
             means = [f"{np.mean(values):.3f}" if values else "–" for values in columns]
             count = sum(seed is not None for seed in seeds[name])
-            means += [_interval(_array(pooled[name])), *_split_verdicts(own, recipe["pooled"], key)]
+            means.append(_interval(_array(pooled[name])))
             cells[name] = [*means, *differences, str(count or "–")]
         lines += [*_grid(header, cells), ""]
     return lines[:-1]
@@ -247,15 +245,6 @@ def _question_scores(row: Mapping, key: str) -> Sequence[float]:
     return row["questions"].get(row["measure"] if key == "score" else key, [])
 
 
-def _split_verdicts(rows: Sequence[Mapping], columns: Sequence[str], key: str) -> list[str]:
-    """The mean over the yes/no questions of these columns and seeds, and over the others."""
-    scores: dict[bool, list[float]] = {True: [], False: []}
-    for row in (seed[column] for seed in rows for column in columns):
-        for kind, score in zip(row["questions"].get("kind", ()), _question_scores(row, key), strict=False):
-            scores[kind == "yes or no"].append(score)
-    return [f"{np.mean(values):.3f}" if values else "–" for values in scores.values()]
-
-
 def _interval(values: np.ndarray, sign: str = "") -> str:
     """The mean of [seeds, questions] and its interval; – where there is nothing to pair."""
     return _show(*bootstrap(values), sign) if values.size else "–"
@@ -273,7 +262,7 @@ def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[s
     if target:
         level = mean_curve(curves[target]).score[-1]
         header.append(f"Episodes to reach {target}'s end ({level:.3f})")
-    symptoms = recipe["symptoms"] or any(run.get("symptoms") for runs in training.values() for run in runs)
+    symptoms = any(run.get("symptoms") for runs in training.values() for run in runs)
     header += ["First symptom"] * symptoms
 
     def cells_of(name: str) -> list[str]:
@@ -325,4 +314,4 @@ def _cell(values: Sequence[float], digits: int, sign: str = "") -> str:
 
 def _grid(header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *([name, *cells] for name, cells in rows.items())]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return [f"| {' | '.join(line)} |" for line in ([cell.replace("|", r"\|") for cell in line] for line in lines)]

@@ -1,15 +1,13 @@
 """The shipped recipes, and how one is found. Nothing here imports torch."""
 
 import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 
 def list_shipped() -> list[str]:
     """The names of the shipped recipes."""
-    files = (file.name for file in resources.files(__name__).iterdir())
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
 
 
 def read_toml(name_or_path: str) -> tuple[str, dict[str, Any]]:
@@ -19,7 +17,7 @@ def read_toml(name_or_path: str) -> tuple[str, dict[str, Any]]:
         ValueError: there is no such recipe, or the file is no TOML.
     """
     is_shipped = name_or_path in list_shipped()
-    file = resources.files(__name__) / f"{name_or_path}.toml" if is_shipped else Path(name_or_path)
+    file = Path(__file__).with_name(f"{name_or_path}.toml") if is_shipped else Path(name_or_path)
     if not file.is_file():
         raise ValueError(f"there is no recipe {name_or_path!r}: give a file, or one of {list_shipped()}")
     try:

@@ -49,5 +49,5 @@ def test_no_agent_waits_for_another_ones_seconds(tmp_path):
     with pytest.raises(ValueError, match=r"must not wait for 'grpo'.*give seconds"):
         jobs.run_jobs(recipe_file.read("algorithms"), ARGS, [], tmp_path)
     recipe = recipe_file.read("algorithms", seconds=60)
-    assert (recipe.budget, recipe.budget_seconds) == ("", 60)
+    assert (recipe.budget, recipe.base(0).max_seconds) == ("", 60.0)
     assert {recipe.run_arguments(run, 0).max_seconds for run in recipe.runs} == {60.0}
