@@ -19,13 +19,9 @@ Existing results are kept, and interrupted runs and evaluations resume. ``experi
 ``experiments/recipe_file.py`` describes how to write one.
 """
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from experiments.recipes import read_toml
 from trainers import inputs

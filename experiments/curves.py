@@ -70,9 +70,7 @@ def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: 
             end = mean.episodes[-1], mean.score[-1]
             above = {"xytext": (-2, 8), "va": "bottom"}  # where there is no room below
             where = above if end[1] < 0.1 else {"xytext": (-2, -8), "va": "top"}
-            axes.annotate(
-                f"{end[1]:.2f}", end, textcoords="offset points", ha="right", color=figures.LOOKS[0][0], **where
-            )
+            axes.annotate(f"{end[1]:.2f}", end, textcoords="offset points", ha="right", color=figures.BLUE, **where)
             _finish(axes, means, "Training episodes" * (number + columns >= len(means)))
         for axes in panels[len(means) :]:
             axes.set_axis_off()

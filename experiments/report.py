@@ -92,7 +92,7 @@ def table(results: Mapping) -> str:
         *(f"- a tool broke in {share:.1%} of the episodes of {name}" for name, share in failed.items() if share), "",
     ]  # fmt: skip
     if recipe["pooled"]:
-        lines += pooled_tables(results, score_name(results))
+        lines += pooled_table(results)
     else:
         lines += [*_score_table(results), *_aggregate_table(results)]
     lines += ["", "Means over the columns, and what training took after the start, evaluations left out:", ""]
@@ -130,7 +130,7 @@ def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | No
     for agent, own in results["rows"].items():
         if pooled := recipe["pooled"]:
             tasks_of = {name: [name] for name in recipe["tasks"]} | {" + ".join(recipe["pooled"]): pooled}
-            pools = {title: _pool(own, results["seeds"][agent], tasks, "score") for title, tasks in tasks_of.items()}
+            pools = {title: _pool(own, results["seeds"][agent], tasks) for title, tasks in tasks_of.items()}
             intervals = {title: bootstrap(_array(pool)) for title, pool in pools.items() if all(pool.values())}
             found[agent] = {title: (mean, (high - low) / 2) for title, (mean, low, high) in intervals.items()}
         else:
@@ -199,50 +199,34 @@ def score_arrays(results: Mapping) -> dict[str, np.ndarray]:
     }
 
 
-def pooled_tables(results: Mapping, score: str) -> list[str]:
-    """The score by column, that of the pooled columns with its interval, and paired differences of these; then F1 likewise."""
+def pooled_table(results: Mapping) -> list[str]:
+    """The score by column, that of the pooled columns with its interval, and paired differences of these."""
     recipe, rows, seeds = results["recipe"], results["rows"], results["seeds"]
-    references, lines = _references(recipe, rows), []
-    for key, heading in {"score": score, "f1": "F1"}.items():
-        pooled = {name: _pool(own, seeds[name], recipe["pooled"], key) for name, own in rows.items()}
-        if not any(scores for by_seed in pooled.values() for scores in by_seed.values()):
-            continue  # tasks without answers have no F1
-        header = [
-            heading,
-            *recipe["tasks"],
-            " + ".join(recipe["pooled"]),
-            *(f"Δ to {other}" for other in references),
-            "Seeds",
-        ]
-        cells = {}
-        for name, own in rows.items():
-            differences = [
-                "–" if name == other else _interval(paired_values(pooled[name], pooled[other]), "+") for other in references
-            ]  # fmt: skip
-            columns = [_seed_values(own, task, key) for task in recipe["tasks"]]
-            means = [f"{np.mean(values):.3f}" if values else "–" for values in columns]
-            count = sum(seed is not None for seed in seeds[name])
-            means.append(_interval(_array(pooled[name])))
-            cells[name] = [*means, *differences, str(count or "–")]
-        lines += [*_grid(header, cells), ""]
-    return lines[:-1]
+    references = _references(recipe, rows)
+    pooled = {name: _pool(own, seeds[name], recipe["pooled"]) for name, own in rows.items()}
+    columns = [*recipe["tasks"], " + ".join(recipe["pooled"]), *(f"Δ to {other}" for other in references), "Seeds"]
+    cells = {}
+    for name, own in rows.items():
+        values = [_seed_values(own, task, "score") for task in recipe["tasks"]]
+        cells[name] = [f"{np.mean(of_task):.3f}" if of_task else "–" for of_task in values]
+        cells[name].append(_interval(_array(pooled[name])))
+        for other in references:
+            pairs = paired_values(pooled[name], pooled[other])
+            cells[name].append("–" if name == other else _interval(pairs, "+"))
+        cells[name].append(str(sum(seed is not None for seed in seeds[name]) or "–"))
+    return _grid([score_name(results), *columns], cells)
 
 
-def _pool(
-    rows: Sequence[Mapping], seeds: Sequence, columns: Sequence[str], key: str
-) -> dict[int | None, dict[str, float]]:
+def _pool(rows: Sequence[Mapping], seeds: Sequence, columns: Sequence[str]) -> dict[int | None, dict[str, float]]:
     """By seed, the scores of all questions of these columns, by column and id."""
     pooled: dict[int | None, dict[str, float]] = {}
     for seed, row in zip(seeds, rows, strict=True):
         pooled[seed] = {}
         for column in columns:
-            scores, ids = _question_scores(row[column], key), row[column]["questions"]["id"]
+            questions = row[column]["questions"]
+            scores, ids = questions.get(row[column]["measure"], []), questions["id"]
             pooled[seed] |= {f"{column}/{id}": value for id, value in zip(ids, scores, strict=False)}
     return pooled
-
-
-def _question_scores(row: Mapping, key: str) -> Sequence[float]:
-    return row["questions"].get(row["measure"] if key == "score" else key, [])
 
 
 def _interval(values: np.ndarray, sign: str = "") -> str:

@@ -65,27 +65,6 @@ def test_all_runs_of_a_recipe_play_as_many_episodes(name):
     assert recipe.question.endswith("?")
 
 
-def test_the_shapes_of_rollouts_take_as_many_steps_of_one_size():
-    recipe = recipe_file.read("rollout-shaping")
-    made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
-    assert {args.updates * args.minibatches for args in made.values()} == {160}
-    assert {args.questions_per_update * args.group_size // args.minibatches for args in made.values()} == {64}
-    boards = [n for n in made if n.startswith("boards")]
-    assert {made[n].eval_every * 64 * 4 for n in boards} == {2560}, "each is looked at after as many episodes"
-    assert {made[n].eval_every * made[n].questions_per_update * 4 for n in ("fresh", "stale")} == {2560}
-    shapes = [(args.questions_per_update, args.minibatches, args.env_kwargs) for args in made.values()]
-    assert len(set(shapes)) == len(shapes)
-
-
-@pytest.mark.parametrize("name", ["masks", "one-step-off-policy", "echo-trap", "rewards"])
-def test_embedded_comparisons_have_the_task_and_columns_of_the_algorithms(name):
-    """So a finished run of one is a run of the other, where its arguments are the same."""
-    algorithms, recipe = recipe_file.read("algorithms"), recipe_file.read(name)
-    assert (recipe.env, recipe.tasks, recipe.questions) == (algorithms.env, algorithms.tasks, algorithms.questions)
-    if name in ("masks", "one-step-off-policy"):
-        assert recipe.run_arguments("grpo", 1) == algorithms.run_arguments("grpo", 1)
-
-
 def test_arguments_of_a_run(small):
     recipe = recipe_file.read(small())
     a, b = (recipe.run_arguments(name, 1) for name in "ab")

@@ -155,13 +155,12 @@ def select(
     good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
     if not keep:
         return good
-    kept: set[int] = set()
-    places: dict[str, dict[tuple, int]] = defaultdict(dict)  # of each question, the first of those that are alike
-    for place, one in enumerate(good):
-        places[one.question].setdefault(tuple(tuple(s.ids) for s in one.rows), place)
-    for own in places.values():
-        kept.update(sorted(own.values(), key=lambda place: -(good[place].episode_return or 0.0))[:keep])
-    return [one for place, one in enumerate(good) if place in kept]
+    by_question: dict[str, dict[tuple, Demonstration]] = defaultdict(dict)  # the first of those that are alike
+    for one in good:
+        by_question[one.question].setdefault(tuple(tuple(s.ids) for s in one.rows), one)
+    best = (sorted(own.values(), key=lambda d: -(d.episode_return or 0.0))[:keep] for own in by_question.values())
+    kept = {id(one) for own in best for one in own}
+    return [one for one in good if id(one) in kept]
 
 
 def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:

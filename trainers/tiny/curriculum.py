@@ -6,11 +6,10 @@ too early (`agent_envs.tasks.qa_scripts.early_stopping`): the tools, not the tas
 """
 
 import contextlib
-import inspect
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -46,7 +45,7 @@ class Curriculum:
     tokens_per_step: int = 1250
     size: Mapping[str, int] = field(
         default_factory=dict
-    )  # of the policy, arguments of `trainers.tiny.model.make_model`
+    )  # of the policy: arguments of `trainers.tiny.model.make_model`
     orders_numbers: bool = False
 
 
@@ -104,16 +103,15 @@ def difficulty_of(envs: ToolVectorEnv) -> str:
 def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Script]:
     """The demonstrations of the cold start in ``envs``, with the skill of ``demonstrator``. Raises a UserError if that differs
     from the usual one in what makes no difference there."""
-    script = choose_curriculum(envs).demonstrator
-    takes = {*inspect.signature(script).parameters, *(() if has_corpus(envs) else ("env_kwargs",))}
-    given = asdict(demonstrator)
-    for name, value in given.items():
-        if name not in takes and value != getattr(DEMONSTRATOR, name):
+    script, reads = choose_curriculum(envs).demonstrator, has_corpus(envs)
+    for name in ("skill", "env_kwargs") if reads else ("continue_probability",):
+        if getattr(demonstrator, name) != getattr(DEMONSTRATOR, name):
             raise UserError(
                 f"cold_start_{name} makes no difference here, where the cold start imitates {script.__name__}: leave it out"
             )
-    given.pop("env_kwargs")  # where, not how
-    return partial(script, **{name: value for name, value in given.items() if name in takes})
+    if reads:
+        return partial(script, continue_probability=demonstrator.continue_probability)
+    return partial(script, skill=demonstrator.skill)
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,3 @@ def test_shares_outside_their_range_are_rejected():
 )
 def test_an_epsilon_less_will_do(selection_eps, expected):
     assert kept(most_signal(RETURNS, GROUPS, selection_eps=selection_eps)) == expected
-
-
-def test_by_default_a_batch_next_to_no_signal_is_skipped():
-    # One group of two returns that are d apart has the deviation d / √2: .9 of it is above .01 from d = .0157135 on.
-    groups = torch.zeros(2, dtype=torch.long)
-    for apart, is_kept in ((0.0157, False), (0.0158, True)):
-        assert bool(most_signal(torch.tensor([0.0, apart]), groups).any()) == is_kept

@@ -1,7 +1,7 @@
 """The look of every figure that is drawn here.
 
 A thick line is the mean over seeds, the band its 95% CI (Student's t), thin lines are seeds, a dashed grey line is a
-level. Names stand beside what they name. Colours suit the colour-blind (after Okabe and Ito, 2008).
+level. Names stand beside what they name.
 """
 
 import textwrap
@@ -24,7 +24,7 @@ from trainers.runtime.progress import read_metrics
 Curve = tuple[np.ndarray, np.ndarray]
 
 INK, MUTED, FAINT = "#222222", "#6b6b6b", "#cfcfcf"
-LOOKS: tuple[tuple[str, Any], ...] = (("#0072b2", "-"), ("#d55e00", (0, (5, 1.5))), ("#009e73", (0, (1.2, 1.2))))
+BLUE = "#0072b2"  # suits the colour-blind (after Okabe and Ito, 2008)
 _X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
 _Y_LABELS = {
     "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
@@ -45,15 +45,15 @@ def style() -> AbstractContextManager[None]:
     return matplotlib.rc_context(_STYLE)
 
 
-def new_figure(height: float, title: str = "", subtitle: str = "", width: float = WIDTH) -> Figure:
-    """A figure of so many inches, with room for a heading: a bold line, and a grey one under it."""
-    figure = Figure(figsize=(width, height), dpi=150)
+def new_figure(height: float, title: str = "", subtitle: str = "") -> Figure:
+    """A figure of `WIDTH` and so many inches, with room for a heading: a bold line, and a grey one under it."""
+    figure = Figure(figsize=(WIDTH, height), dpi=150)
     top = height - 0.06
     for text, size, room, weight, color in (
         (title, 13, 0.3, "bold", INK), (subtitle, 10, 0.24, "normal", MUTED),
     ):  # fmt: skip
         if text:
-            figure.text(0.1 / width, top / height, text, size=size, va="top", weight=weight, color=color)
+            figure.text(0.1 / WIDTH, top / height, text, size=size, va="top", weight=weight, color=color)
             top -= room * (1 + text.count("\n"))
     figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, top / height), w_pad=0.08))
     return figure
@@ -65,17 +65,16 @@ def grid(count: int) -> tuple[int, int]:
     return -(-count // columns), columns
 
 
-def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, seeds: bool = True) -> None:
+def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, seeds: bool = True) -> None:
     """Draw the mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them."""
-    color, dashes = LOOKS[look % len(LOOKS)]
     if len(values) > 1:
         limits = (0, 1) if values.min() >= 0 and values.max() <= 1 else (-np.inf, np.inf)
         halves = np.array([mean_and_half(list(column))[1] or 0.0 for column in values.T])
         low, high = np.clip([values.mean(0) - halves, values.mean(0) + halves], *limits)
-        axes.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=1)
+        axes.fill_between(xs, low, high, color=BLUE, alpha=0.16, lw=0, zorder=1)
         for own in values if seeds else ():
-            axes.plot(xs, own, color=color, lw=0.8, alpha=0.45, zorder=3)
-    axes.plot(xs, values.mean(0), color=color, ls=dashes, lw=2.2, zorder=4)
+            axes.plot(xs, own, color=BLUE, lw=0.8, alpha=0.45, zorder=3)
+    axes.plot(xs, values.mean(0), color=BLUE, lw=2.2, zorder=4)
 
 
 def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
@@ -114,8 +113,8 @@ def draw_dots(axes: Axes, rows: Sequence[tuple[float, float | None]]) -> None:
     for place, (mean, half) in enumerate(rows):
         limits = (0, 1) if 0 <= mean <= 1 else (-np.inf, np.inf)
         ends = np.clip([mean - (half or 0), mean + (half or 0)], *limits)
-        axes.plot(ends, [place, place], color=LOOKS[0][0], lw=2, alpha=0.4, zorder=3)
-        axes.plot(mean, place, "o", color=LOOKS[0][0], ms=5, zorder=4)
+        axes.plot(ends, [place, place], color=BLUE, lw=2, alpha=0.4, zorder=3)
+        axes.plot(mean, place, "o", color=BLUE, ms=5, zorder=4)
         axes.annotate(f"{mean:.2f}", (mean, place), (0, 4), textcoords="offset points", size=7.5, ha="center")
     axes.set_ylim(len(rows) - 0.5, -0.7)
     axes.grid(axis="x", color="#ececec", lw=0.8, zorder=0)
@@ -154,7 +153,7 @@ def draw_learning_curve(
     name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
     final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
     labels = [(value, f"{label}  {value:.2f}", MUTED) for label, value in baselines.items()]
-    labels.append((final, f"{name}  {final:.2f}", LOOKS[0][0]))
+    labels.append((final, f"{name}  {final:.2f}", BLUE))
     with style():
         figure = new_figure(4.6, title, subtitle)
         axes = figure.add_subplot()

@@ -225,7 +225,7 @@ def _make_facts(known: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str
 def _split_settings(known: Mapping) -> tuple[dict, dict]:
     """Settings that differ from their defaults, and the others."""
     settings = {**known.get("settings", {}), **known.get("evaluation", {})}
-    changed = known.get("changed", settings)  # an earlier summary does not tell them apart
+    changed = known.get("changed", settings)  # an evaluation does not tell them apart
     return tuple({n: v for n, v in settings.items() if (n in changed) == is_so} for is_so in (True, False))  # type: ignore[return-value]
 
 
