@@ -242,7 +242,7 @@ class _StoredPassages:
 class _JoinedPassages:
     """The rows of several corpora, one after the other."""
 
-    def __init__(self, corpora: list[Corpus]):
+    def __init__(self, corpora: Sequence[Corpus]):
         self.corpora = corpora
         self.starts = [0, *accumulate(map(len, corpora))]
 

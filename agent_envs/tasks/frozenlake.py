@@ -96,7 +96,6 @@ class FrozenLakeEnv(ToolEnv):
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
         self._longest = min(max_actions, actions_per_turn * max_turns)  # way to the goal; wrappers may give more turns
-        self._single = [self.format.write(move_turn([action])) for action in frozenlake.ACTIONS]
 
     def move(self, actions: list[Action]) -> ToolResult:
         """take one step in each of these directions, in this order."""
@@ -132,8 +131,8 @@ class FrozenLakeEnv(ToolEnv):
     def menu(self) -> dict[str, bool]:
         """The turns of one action, and whether it can lead to another cell, see `agent_envs.integrations.Menu`."""
         here = int(self.lake.s)
-        leads = (any(to != here for _, to, *_ in self.lake.P[here][action]) for action in range(4))
-        return dict(zip(self._single, leads, strict=True))
+        leads = [any(to != here for _, to, *_ in self.lake.P[here][number]) for number in range(4)]
+        return {self.format.write(move_turn([a])): lead for a, lead in zip(frozenlake.ACTIONS, leads, strict=True)}
 
     def anchor(self) -> Hashable:
         """The board, without the actions that are left."""

@@ -52,11 +52,8 @@ class PythonTool:
         limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
         runs = sandbox.run_batch([code for code in codes if len(code) <= MAX_CODE], backend=self.backend, **limits)
-        done = map(self._report, runs)
-        return [next(done) if len(code) <= MAX_CODE else self._too_long(code) for code in codes]
-
-    def _too_long(self, code: str) -> ToolResult:
-        return ToolResult(f"A program may have {MAX_CODE:,} characters at most, not {len(code):,}.", ok=False)
+        done, too_long = map(self._report, runs), f"A program may have {MAX_CODE:,} characters at most."
+        return [next(done) if len(code) <= MAX_CODE else ToolResult(too_long, ok=False) for code in codes]
 
     def _report(self, done: sandbox.Completed) -> ToolResult:
         ending = [done.stderr.strip()]

@@ -98,7 +98,6 @@ class SokobanEnv(ToolEnv):
         )
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
-        self._single = {action: self.format.write(move_turn([action])) for action in sokoban.DIRECTIONS}
 
     def move(self, actions: list[Action]) -> ToolResult:
         """walk or push one cell in each of these directions, in this order."""
@@ -132,7 +131,8 @@ class SokobanEnv(ToolEnv):
 
     def menu(self) -> dict[str, bool]:
         """The turns of one action, and whether it would move anything, see `agent_envs.integrations.Menu`."""
-        return {text: sokoban.move(self.level, action) != self.level for action, text in self._single.items()}
+        moves = {action: sokoban.move(self.level, action) != self.level for action in sokoban.DIRECTIONS}
+        return {self.format.write(move_turn([action])): moved for action, moved in moves.items()}
 
     def anchor(self) -> Hashable:
         """The board, without the actions that are left."""

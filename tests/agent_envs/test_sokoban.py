@@ -51,10 +51,7 @@ def test_walls_and_second_boxes_stop_a_push_and_boxes_are_not_pulled():
     assert sokoban.move(level, "Left").boxes == level.boxes
 
 
-def test_a_board_is_found_in_what_a_format_puts_around_it():
-    level = sokoban.read(CORRIDOR)
-    assert sokoban.read(f"<information>{CORRIDOR}</information>") == level
-    assert sokoban.read('[{"content": "' + CORRIDOR.replace("\n", "\\n") + '\\nActions left: 3"}]') == level
+def test_what_is_no_board_is_refused():
     with pytest.raises(ValueError, match="not a square board"):
         sokoban.read("# # #\n# _ #\n# # #")
 

@@ -3,6 +3,7 @@ import random
 import pytest
 
 from retrieval_index import Passage
+from retrieval_index.corpus import write_passages
 
 WORDS = (
     *("river", "town", "film", "band", "author", "bridge", "castle"),
@@ -18,3 +19,11 @@ def passages() -> list[Passage]:
         Passage(str(row), f"{draw.choice(WORDS)} {row}", " ".join(draw.choices(WORDS, k=draw.randint(3, 30))))
         for row in range(200)
     ]
+
+
+@pytest.fixture(scope="session")
+def source(passages, tmp_path_factory):
+    """A file of these passages."""
+    folder = tmp_path_factory.mktemp("source")
+    write_passages(passages, folder)
+    return folder / "passages.jsonl"

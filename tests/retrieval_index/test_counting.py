@@ -26,12 +26,10 @@ def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
     assert same_index(whole, BM25Index.build(corpus))
 
 
-def test_worker_processes_count_what_one_process_counts(passages, tmp_path, monkeypatch):
+def test_worker_processes_count_what_one_process_counts(passages, source, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 40)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    write_passages(passages, tmp_path)
-    (tmp_path / "work").mkdir()
-    index = BM25Index.build(Corpus.open(tmp_path), work=tmp_path / "work")
+    index = BM25Index.build(Corpus.open(source.parent), work=tmp_path)
     assert same_index(index, BM25Index.build(Corpus(passages)))
 
 

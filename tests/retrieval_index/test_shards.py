@@ -11,13 +11,6 @@ from retrieval_index.corpus import write_passages
 QUERIES = ["river town", "film castle", "comet", "nothing-of-this", "castle castle comet"]
 
 
-@pytest.fixture(scope="module")
-def source(passages, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source")
-    write_passages(passages, folder)
-    return folder / "passages.jsonl"
-
-
 @pytest.mark.parametrize("backend", ["bm25", "dense"])
 @pytest.mark.parametrize("shards", [2, 7])
 def test_shards_give_what_one_index_gives(source, passages, tmp_path, backend, shards):

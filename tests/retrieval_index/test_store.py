@@ -7,7 +7,6 @@ import pytest
 
 import retrieval_index
 from retrieval_index import IndexCorrupt, Passage, store
-from retrieval_index.corpus import write_passages
 
 QUERIES = ["river town", "film castle", "comet", "nothing-of-this"]
 
@@ -26,10 +25,9 @@ def same_results(one, other) -> bool:
     return all((a == b).all() for at in zip(*found, strict=True) for a, b in zip(*at, strict=True))
 
 
-def test_a_folder_built_from_a_file_equals_one_built_in_memory(saved, passages, tmp_path):
+def test_a_folder_built_from_a_file_equals_one_built_in_memory(saved, source, tmp_path):
     searcher, folder = saved
-    write_passages(passages, tmp_path)
-    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", searcher.backend)
+    retrieval_index.build_folder(source, tmp_path / "index", searcher.backend)
     loaded = retrieval_index.load(tmp_path / "index")
     assert type(loaded) is type(searcher) and same_results(searcher, loaded)
     assert (tmp_path / "index" / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
@@ -49,10 +47,9 @@ def test_an_index_that_was_replaced_is_not_sent_on_as_the_old_one(passages, tmp_
 
 
 @pytest.mark.parametrize("backend", ["bm25", "dense", "hybrid", "shards"])
-def test_a_loaded_index_is_pickled_as_its_folder(passages, tmp_path, backend):
-    write_passages(passages, tmp_path)
+def test_a_loaded_index_is_pickled_as_its_folder(source, tmp_path, backend):
     kind, shards = ("bm25", 2) if backend == "shards" else (backend, 1)
-    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", kind, shards=shards)
+    retrieval_index.build_folder(source, tmp_path / "index", kind, shards=shards)
     loaded = retrieval_index.load(tmp_path / "index", verify="fast")
     for index in (loaded, *getattr(loaded, "shards", ())):
         sent = pickle.dumps(index)
