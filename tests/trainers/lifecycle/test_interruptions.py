@@ -261,16 +261,6 @@ def test_a_run_that_waited_for_its_tools_is_the_whole_one(start, whole, tools, m
     assert_same(whole("grpo"), tmp_path / "run")
 
 
-def test_a_run_without_a_whole_checkpoint_neither_goes_on_nor_begins(start, whole, tmp_path):
-    folder = shutil.copytree(whole("grpo"), tmp_path / "run")
-    for path in checkpoint.step_folders(folder):
-        (path / checkpoint.CHECKSUMS_FILE).unlink()
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: "):
-        start("grpo", resume=folder)
-    with pytest.raises(ValueError, match="holds an earlier run"):
-        start("grpo", out=folder)
-
-
 def test_tools_that_never_worked_and_those_that_still_do_not(start, tools, tmp_path):
     tools["broken"] = True
     with pytest.raises(TrainingStopped, match="failed in 100%"):

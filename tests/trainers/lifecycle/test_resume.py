@@ -66,14 +66,6 @@ def test_a_run_goes_on_with_nothing_else_given(run, args):
     assert restore(grpo.Args(), run) == ask(run)
 
 
-def test_a_setting_that_may_not_change_is_named_with_both_values(run, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        ask(run, "--lr", "0.5", "--no-turn-credit")
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert "lr=0.01, not 0.5, turn_credit=True, not False: remove it" in said and said.count("\n") == 1
-
-
 def test_it_goes_on(run, capsys):
     summary = grpo.main(ask(run, "--updates", "2", "--push-to-hub", ""))
     assert " · train em 0.00 · held-out em 0.00 · " in capsys.readouterr().err
