@@ -59,23 +59,15 @@ class Call:
     temperature: float | None = None
     body: Mapping[str, Any] = field(default_factory=dict)  # the request as it came
     answer: "Future[Turn]" = field(default_factory=Future)
-    keys: list[_Key] = field(default_factory=list)
-    row: "_Row | None" = None  # what it extends
+    keys: list[_Key] = field(default_factory=list)  # of its messages, and of the turn once there is one
+    row: "Call | None" = None  # what it extends
     starts: bool = False  # a row of its own
     prompt: list[int] = field(default_factory=list)
     place: int = 0  # among the calls of its episode, from 1
     number: int = 0  # the conversation of the engine
     seed: int = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Row:
-    """A call that was answered, for others to extend."""
-
-    keys: list[_Key]  # of its messages and the answer
-    call: Call
-    message: Message  # the answer
-    step: Step
+    message: Message = field(default_factory=dict)  # the turn
+    step: Step = field(default_factory=lambda: Step(prompt=[], tokens=[], logprobs=[]))
     extended: bool = False
 
 
@@ -107,7 +99,7 @@ class CallLog:
         self.refused = ""
         self.before_turn: Callable[[], Any] = lambda: None
         self._escape = shown
-        self._answered: deque[_Row] = deque(maxlen=keep)
+        self._answered: deque[Call] = deque(maxlen=keep)
         self._lock = Lock()  # of the rewards
         self._owed = _new_turn()  # what came before the first call, or after the last
 
@@ -121,7 +113,7 @@ class CallLog:
         self.calls += 1
         call.place = self.calls
         call.keys = [_key_of(message) for message in call.messages]
-        fitting = [row for row in self._answered if row.call.tools == call.tools and _extends(call.keys, row.keys)]
+        fitting = [row for row in self._answered if row.tools == call.tools and _extends(call.keys, row.keys)]
         call.row = max(fitting, key=lambda row: len(row.keys), default=None)
 
     def attach(self, call: Call) -> None:
@@ -136,7 +128,9 @@ class CallLog:
         """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
         known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
         self.rows += call.starts
-        self._answered.append(_Row(keys=[*call.keys, _key_of(message)], call=call, message=message, step=step))
+        call.message, call.step = message, step
+        call.keys.append(_key_of(message))
+        self._answered.append(call)
         new = [self._escape(_shown(each)) for each in call.messages[known:]]
         if not known and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
             new.insert(0, {"role": "system", "content": ""})
@@ -208,7 +202,7 @@ class Session(CallLog):
             )
             raise CallRefused(400, self.refused, "context_length_exceeded")
         self.attach(call)
-        call.number = self._number() if call.row is None or call.starts else call.row.call.number
+        call.number = self._number() if call.row is None or call.starts else call.row.number
         if self._seed is not None:
             prompt = array("q", call.prompt).tobytes()
             self._prompts[prompt] += 1
@@ -321,9 +315,9 @@ def _extends(longer: Sequence[_Key], shorter: Sequence[_Key]) -> bool:
     return bool(rest) and longer[: len(shorter)] == shorter and all(key[0] != "assistant" for key in rest)
 
 
-def _is_edited(call: Call, row: _Row) -> bool:
+def _is_edited(call: Call, row: Call) -> bool:
     """Whether a call has all messages of an earlier one, and another turn of the assistant's after them than was sampled."""
     place = len(row.keys) - 1
-    if row.call.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
+    if row.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
         return False
     return call.keys[place][0] == "assistant" and call.keys[place] != row.keys[place]
