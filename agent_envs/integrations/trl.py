@@ -16,9 +16,9 @@ import inspect
 import keyword
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 import numpy as np
 
@@ -290,17 +290,10 @@ def _hint(schema: dict[str, Any]) -> Any:
     if options := schema.get("enum"):
         return Literal[tuple(options)]
     if options := schema.get("anyOf"):
-        return _union(map(_hint, options))
+        return Union[tuple(map(_hint, options))]  # noqa: UP007
     kind = schema.get("type")
     if isinstance(kind, list):
-        return _union(_hint({**schema, "type": one}) for one in kind)
+        return Union[tuple(_hint({**schema, "type": one}) for one in kind)]  # noqa: UP007
     if kind == "array":
         return list[_hint(schema.get("items") or {})]  # type: ignore[misc]
     return _TYPES.get(kind, Any) if isinstance(kind, str) else Any
-
-
-def _union(hints: Iterable[Any]) -> Any:
-    first, *others = hints
-    for hint in others:
-        first = first | hint if first is not None else hint | first
-    return first

@@ -85,15 +85,6 @@ def test_hotpotqa_is_downloaded_once(hotpot, tmp_path, monkeypatch, capfd):
         assert load_benchmark("hotpotqa", split="validation", source=source) == benchmark
 
 
-def test_musique(tmp_path, monkeypatch):
-    (tmp_path / "MuSiQue").mkdir()
-    (tmp_path / "MuSiQue" / "musique_ans_v1.0_train.jsonl").write_text(json.dumps(MUSIQUE_ROW) + "\n")
-    (tmp_path / "MuSiQue" / "musique_ans_v1.0_dev.jsonl").write_text(json.dumps({**MUSIQUE_ROW, "id": "dev"}) + "\n")
-    put_on_hub(monkeypatch, "musique", tmp_path / "MuSiQue")
-    (question,) = load_benchmark("musique", split="validation").questions
-    assert question.id == "dev" and question.supporting_titles == ("Nebelmeer",)
-
-
 @pytest.mark.parametrize(
     ("name", "row", "golds"),
     [
