@@ -45,13 +45,10 @@ class EndpointStopped(TrainingStopped):
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
     """An episode in which a model of an API can act, by "native" function calls or in a ``format`` of text. Raises a
     ValueError if the task, or the format, is not for chat APIs."""
-    env_kwargs |= {"format": format} if format else {}
-    if env_kwargs.get("format") == NATIVE:
-        episode = Episode(id, **env_kwargs)
-        if episode.env.context is not None:
-            raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
-        return episode
-    return Episode(id, **env_kwargs)
+    episode = Episode(id, **env_kwargs | ({"format": format} if format else {}))
+    if episode.native and episode.env.context is not None:
+        raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
+    return episode
 
 
 def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:

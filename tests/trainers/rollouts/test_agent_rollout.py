@@ -260,10 +260,7 @@ def test_an_async_function_is_an_agent_too(agent, wiki):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "no_such_module_x:solve",
-            "there is no function 'no_such_module_x:solve' in this folder or installed: No module",
-        ),
+        ("no_such_module_x:solve", "there is no function 'no_such_module_x:solve' in this folder or installed: No "),
         ("test_agent_rollout:no", "has no attribute 'no'"),
         ("test_agent_rollout:WORLD", "is no function, got dict"),
         ("no-such-command-x agent.js", "there is no command 'no-such-command-x agent.js'"),
