@@ -156,6 +156,30 @@ def test_every_page_has_a_budget_and_all_together_are_short_enough():
     assert sum(len(read(page).split()) for page in pages if not page.startswith("docs/results/")) <= ALL
 
 
+SAYS = re.compile(r"\b(?:prints?|writes?|output|minutes?|seconds?)\b", re.IGNORECASE)  # what comes, or when
+
+
+def unexplained_commands(text: str) -> list[str]:
+    """First line of each block of commands of which neither itself, the next paragraph nor the page's opening tells more.
+
+    Installers are exempt, as their output is not ours.
+    """
+    if "## " in text and re.search(r"\bprints\b", text.partition("\n## ")[0]):
+        return []
+    blocks = re.finditer(r"^```\n((?:python|make) .*?)^```\n\s*(.*?)(?:\n\n|\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    return [m[1].splitlines()[0] for m in blocks if not SAYS.search(m[1]) and not SAYS.search(m[2])]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/installation.md", "docs/how_to.md"])
+def test_a_command_stands_with_what_it_prints_or_how_long_it_takes(page):
+    assert not unexplained_commands(read(page))
+
+
+def test_a_command_without_its_output_is_found():
+    text = "# A\n\nIt is so.\n\n## B\n\n```\nmake x\n```\n\nMore.\n\n```\nmake y\n```\n\nIt prints y.\n"
+    assert unexplained_commands(text) == ["make x"]
+
+
 COMMANDS = [*sorted((ROOT / "trainers").glob("*.py")), ROOT / "experiments" / "compare.py"]
 PACKAGES = "retrieval_index", "agent_envs", "trainers", "experiments"
 PROMPTS = ROOT / "agent_envs" / "tasks"  # where docstrings of tools are what a model reads
