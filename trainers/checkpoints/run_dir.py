@@ -136,8 +136,7 @@ def save_best(run: Path, policy: Policy, step: int, score: float | None, args: A
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
-    folder = checkpoint.latest(run)
-    assert folder is not None, f"{run} has no checkpoint"  # `_claim` has looked
+    folder = checkpoint.step_folders(run)[0]  # `_check_checkpoint` has set damaged ones aside
     step, _ = checkpoint.load_state(folder, optimizers, modules)
     load_weights(policy, folder)
     return step
