@@ -37,7 +37,6 @@ class QATask:
     """
 
     name: str
-    split: str
     questions: tuple[Question, ...]
     searcher: retrieval_index.Searcher
     source: str
@@ -146,7 +145,7 @@ def _load_split(benchmark: str, split: str, places: tuple, holdout: int, **argum
             count = f"the {len(task.questions)} in {task.source}"
             raise ValueError(f"holdout={holdout} leaves no {split} question of {count}: give more questions")
         source = f"{task.source}, {'only' if aside else 'without'} each {holdout}th question"
-        return replace(task, split=split, questions=questions, source=source)
+        return replace(task, questions=questions, source=source)
     if benchmark == "miniwiki":
         return miniwiki(split, **arguments)
     return _load_real(benchmark, split, **arguments)
@@ -161,23 +160,23 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
     except DataUnavailable as reason:
         task = miniwiki(split)
         source = f"{STAND_IN} {benchmark}: {task.source}"
-        return QATask(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason), drawn=True)
-    return _with_searcher(benchmark, split, found, index)
+        return QATask(benchmark, task.questions, task.searcher, source, stand_in_warning(reason), drawn=True)
+    return _with_searcher(benchmark, found, index)
 
 
 def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", split_seed=0) -> QATask:
     where = {"corpus": corpus, "index": index}
     found = own.load_own(data, split=split, name=name, holdout=holdout, split_seed=split_seed, **where)
-    return _with_searcher("own", split, found, index)
+    return _with_searcher("own", found, index)
 
 
-def _with_searcher(benchmark: str, split: str, found: Benchmark, index) -> QATask:
+def _with_searcher(benchmark: str, found: Benchmark, index) -> QATask:
     searcher = _open(str(index), stamp(index)) if index else _build(found.passages)
     source = f"{found.source}, searched in {index}" if index else found.source
     if duplicates := getattr(getattr(searcher, "corpus", None), "duplicates_left_out", 0):  # a server has no corpus
         source += f", {duplicates:,} duplicate passages left out"
     questions = _with_known_paragraphs(found.questions, searcher)
-    return QATask(benchmark, split, questions, searcher, source, normalize=scoring.normalizer(benchmark))
+    return QATask(benchmark, questions, searcher, source, normalize=scoring.normalizer(benchmark))
 
 
 def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_index.Searcher) -> tuple[Question, ...]:
@@ -255,4 +254,4 @@ def miniwiki(
         elif attempts - last_new > 1000:
             raise ValueError(f"a world of {entities} entities has no {questions} different questions: make it larger")
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {' or '.join(map(str, lengths))} hops)"
-    return QATask("miniwiki", split, tuple(drawn.values()), world.build_index(), source, drawn=True)
+    return QATask("miniwiki", tuple(drawn.values()), world.build_index(), source, drawn=True)

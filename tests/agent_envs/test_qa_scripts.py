@@ -181,7 +181,7 @@ def test_baselines_on_a_file_play_each_question_once(folder):
 )
 def test_the_best_constant_is_a_verdict_or_the_most_frequent_training_answer(asked, trained, best):
     questions, training = ([Question(str(i), "Q?", answer) for i, answer in enumerate(own)] for own in (asked, trained))
-    task = QATask("hotpotqa", "validation", tuple(questions), None, "", training=lambda: training)
+    task = QATask("hotpotqa", tuple(questions), None, "", training=lambda: training)
     assert task.constant == best
 
 
