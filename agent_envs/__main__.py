@@ -164,10 +164,8 @@ def new(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")
     """
     from agent_envs.utils import skeleton
 
-    try:
+    with _exit_on_user_error():
         folder = skeleton.write(name, Path())
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from error
     files = ", ".join(sorted(path.name for path in folder.iterdir()))
     commands = (folder / "README.md").read_text(encoding="utf-8").split("```")[1].strip()
     print(f"{folder}: {files}\n\ncd {folder}\n{commands}")
@@ -190,12 +188,8 @@ def view(
     """
     from agent_envs.utils import view
 
-    try:
+    with _exit_on_user_error():
         view.view(path, episode, filter, grep, unfold)
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from error
 
 
 def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
@@ -209,13 +203,13 @@ def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
     from agent_envs.utils.replay import report
 
     options = _parse_kwargs(env_kwargs)
-    with _exit_on_user_error("replay"):
+    with _exit_on_user_error():
         report(path, options, lambda line: print(printable(line)))
 
 
 @contextmanager
-def _exit_on_user_error(id: str) -> Iterator[None]:
-    """Report errors that the user can fix in one line, without a traceback."""
+def _exit_on_user_error(id: str = "") -> Iterator[None]:
+    """Report errors that the user can fix in one line, without a traceback; it names ``id``."""
     import gymnasium
 
     try:
