@@ -29,22 +29,15 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Estimate the probability that a run of ours is above one of theirs on the same task, the mean over tasks, [...].
-    Ties count half: the Mann-Whitney U statistic as a share.
-
-    Args:
-        ours, theirs: [..., seeds, tasks], each with seeds of its own.
-    """
+    Ties count half: the Mann-Whitney U statistic as a share. ``ours``, ``theirs``: [..., seeds, tasks], each with seeds of its
+    own."""
     above = ours[..., :, None, :] - theirs[..., None, :, :]
     return (0.5 + 0.5 * np.sign(above)).mean((-3, -2, -1))
 
 
 def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = _SAMPLES) -> Estimate:
     """``measure(*scores)`` with its percentile interval. The runs of each task are drawn again, with replacement, by itself.
-
-    Args:
-        measure: of arrays [..., seeds, tasks] makes one of [...].
-        scores: arrays [seeds, tasks].
-    """
+    ``measure`` makes [...] of arrays [..., seeds, tasks]; ``scores`` are [seeds, tasks]."""
     rng = np.random.default_rng(0)
 
     def draw(own: np.ndarray) -> np.ndarray:

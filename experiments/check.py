@@ -16,24 +16,9 @@ from trainers.models import gguf
 
 
 def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
-    """Make every environment of a recipe.
-
-    Returns:
-        Its columns by name; and those of its baselines that make no sense here, and why.
-
-    Raises:
-        ValueError: an environment rejects its arguments, or a column asks questions that are trained on; or turns are
-            written in a format that can't be trained.
-        TypeError: an environment does not know its arguments.
-        FileNotFoundError: data or the model is missing; the message explains how to get it.
-    """
-    try:
-        return _check(recipe)
-    except OSError as error:
-        raise FileNotFoundError(f"{error}\n{recipe.hint}".strip()) from error
-
-
-def _check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
+    """Make every environment of a recipe. Returns its columns by name; and those of its baselines that make no sense here,
+    and why. Raises a ValueError if a column asks questions that are trained on, a FileNotFoundError if data or the model is
+    missing."""
     model = recipe.base(0).model
     if gguf.is_gguf(model) and not Path(model).is_file():
         raise FileNotFoundError(f"there is no model file {model}")

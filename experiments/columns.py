@@ -33,16 +33,11 @@ class NotThere(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """The questions of a column.
-
-    Attributes:
-        questions: how many; 0 is all of them.
-        data: `evaluator.data_digest` of the questions and passages: other data make another column.
-    """
+    """The questions of a column."""
 
     task: EnvConfig
-    questions: int
-    data: str
+    questions: int  # how many; 0 is all of them
+    data: str  # `evaluator.data_digest` of questions and passages: other data make another column
 
 
 def evaluate(
@@ -52,13 +47,8 @@ def evaluate(
     """Evaluate an agent: by column, one row, with the scores of its ``questions``.
 
     The episodes are kept in ``folder``, and what it holds already is not rolled out again, even half a column.
-
-    Args:
-        identity: names the agent; kept episodes of another do not count.
-        make_player: called once, where an episode is not there yet. None rolls nothing out.
-
-    Raises:
-        NotThere: episodes are missing, and there is no player.
+    ``identity`` names the agent; kept episodes of another do not count. ``make_player`` is called once, where an episode is
+    not there yet; None rolls nothing out, and raises `NotThere`.
     """
     make_player, rows = make_player and functools.cache(make_player), {}
     for name, column in columns.items():
@@ -97,15 +87,13 @@ def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> 
     while len(episodes) < len(numbers):
         batch = numbers[len(episodes) : len(episodes) + envs.num_envs]
         done = retry.retry_on_tool_failure(
-            functools.partial(make_player(), envs, batch), _failed_share, retry.MINUTES
-        )  # fmt: skip
+            functools.partial(make_player(), envs, batch),
+            lambda all: sum(bool(one.get("tool_faults")) for one in all) / len(all),
+            retry.MINUTES,
+        )
         ids = [questions[i].id if questions is not None else i for i in batch]
         episodes += [to_json_types({"id": id} | own) for id, own in zip(ids, done, strict=True)]
         durable.write_text(path, "".join(json.dumps(line) + "\n" for line in (header, *episodes)))
-
-
-def _failed_share(episodes: list[dict]) -> float:
-    return sum(bool(one.get("tool_faults")) for one in episodes) / len(episodes)
 
 
 def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.Row:

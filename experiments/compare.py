@@ -92,24 +92,14 @@ BY_AGENT = ("rows", "seeds", "training", "curves")  # of the results, by title a
 
 
 def main(args: Args) -> dict:
-    """Run the comparison; return the contents of results.json.
-
-    Raises:
-        UserError: the recipe is invalid, or cannot run with these arguments.
-        FileNotFoundError: data is missing, and the message explains how to get it; or there is nothing to report.
-        TrainingStopped: a run stopped by itself, after all others; the tables are written before.
-        SystemExit: SIGTERM or SIGINT came. What was trained and evaluated until then is kept.
-    """
+    """Run the comparison; return the contents of results.json. A run that stops by itself raises `TrainingStopped` after all
+    others, when the tables are written."""
     with signals.handle_signals(), flushing_denormals():  # in the baselines as in the runs
         return _compare(args)
 
 
 def read_recipe(args: Args) -> Recipe:
-    """Read the recipe that the command line names, with the changes from the other arguments.
-
-    Raises:
-        ValueError: as `recipe_file.read`; or it has no such run, or none with these seeds.
-    """
+    """Read the recipe that the command line names, with the changes from the other arguments."""
     arguments, env_kwargs = (read_json_object(name, getattr(args, name)) for name in ("arguments", "env_kwargs"))
     if args.model:
         arguments["model"] = args.model
@@ -127,11 +117,7 @@ def read_recipe(args: Args) -> Recipe:
 
 
 def collect(maker: Comparison, reader: Comparison, args: Args, left_out: dict[str, str]) -> tuple[dict, list[str]]:
-    """Run what was requested, and read the rest.
-
-    Returns:
-        The results, with the missing ones named under ``missing``; and which runs stopped by themselves, and why.
-    """
+    """Run what was requested, and read the rest. Returns the results, and which runs stopped by themselves, and why."""
     recipe, stopped = maker.recipe, []
     results: dict[str, Any] = {"recipe": asdict(recipe), "missing": [], **{key: {} for key in BY_AGENT}}
     baselines = [name for name in recipe.baselines if name not in left_out]
@@ -164,6 +150,8 @@ def _compare(args: Args) -> dict:
         columns, left_out = check.check(recipe)
     except ValueError as error:  # nothing is done yet but to look at what was asked for
         raise UserError(str(error)) from error
+    except OSError as error:
+        raise FileNotFoundError(f"{error}\n{recipe.hint}".strip()) from error
     out = args.out or Path("runs") / recipe.name
     maker, reader = (Comparison(recipe=recipe, out=out, columns=columns, read_only=only) for only in (False, True))
     if args.start:

@@ -29,28 +29,16 @@ KEPT = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of a recipe in a folder: found there, or made.
-
-    Attributes:
-        out: its folder, with one for each run or baseline of each seed.
-        read_only: make nothing: what is not there raises `NotThere`.
-    """
+    """The results of a recipe in a folder: found there, or made."""
 
     recipe: Recipe
-    out: Path
+    out: Path  # its folder, with one for each run or baseline of each seed
     columns: Mapping[str, Column]
-    read_only: bool = False
+    read_only: bool = False  # make nothing: what is not there raises `NotThere`
 
     def add(self, name: str, seed: int | None, results: dict) -> None:
-        """Train and evaluate a run or a baseline, unless its folder holds it, and append it to ``results``.
-
-        Args:
-            seed: None for a baseline that no seed changes.
-
-        Raises:
-            NotThere: it, or what it needs, is not there, and nothing is to be made.
-            SettingsDiffer: its folder holds a run with other settings.
-        """
+        """Train and evaluate a run or a baseline, unless its folder holds it, and append it to ``results``. ``seed``: None for a
+        baseline that no seed changes. Raises `SettingsDiffer` if the folder holds a run with other settings."""
         recipe, title = self.recipe, self.recipe.title_of(name)
         folder = self.out / (name if seed is None else f"{name}-{seed}")
         args, base_model = recipe.base(seed or 0), ""
@@ -105,11 +93,7 @@ class Comparison:
     # -- what everything of a seed starts from ---------------------------------------------------------------------
 
     def first_model(self, seed: int) -> str:
-        """The model before any training: the recipe's, or a checkpoint of the tiny one after its cold start, beside the runs.
-
-        Raises:
-            SettingsDiffer: the checkpoint came from another cold start.
-        """
+        """The model before any training: the recipe's, or a checkpoint of the tiny one after its cold start, beside the runs."""
         args = self.recipe.base(seed)
         if args.model != "tiny":
             return args.model
@@ -138,11 +122,7 @@ class Comparison:
             return compute_matched.fine_tune(self.recipe.sft_arguments(seed), folder)
 
     def start_from(self, start: Path, seed: int) -> None:
-        """Take what [sft] left elsewhere as that of this seed.
-
-        Raises:
-            ValueError: this seed has another start already, or the recipe none that is fine-tuned.
-        """
+        """Take what [sft] left elsewhere as that of this seed."""
         if not self.recipe.sft:
             raise ValueError(f"the recipe {self.recipe.name!r} has no [sft], whose result --start takes: leave it out")
         folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
@@ -165,14 +145,8 @@ class Comparison:
     # -- what is trained -------------------------------------------------------------------------------------------
 
     def train_run(self, name: str, seed: int) -> dict:
-        """Train one run of the recipe, or resume it, or find it in its folder.
-
-        Returns:
-            Its summary, with the ``seconds`` that its rollouts and updates took, and its learning ``curve``.
-
-        Raises:
-            SettingsDiffer: the folder holds a run with other settings.
-        """
+        """Train one run of the recipe, or resume it, or find it in its folder. Returns its summary, with the ``seconds`` that its
+        rollouts and updates took, and its learning ``curve``."""
         folder = self.out / f"{name}-{seed}"
         self._need(folder, f"{self.recipe.title_of(name)}, seed {seed}")
         args = self.recipe.run_arguments(name, seed, **self.start(seed))

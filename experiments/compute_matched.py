@@ -33,11 +33,7 @@ _BATCHES = "batches.jsonl"
 
 
 def fine_tune(args: sft.Args, folder: Path) -> dict:
-    """A run of `trainers.sft` in ``folder``: found there, resumed, or begun; returns its summary.
-
-    Raises:
-        SettingsDiffer: the folder holds a run with other settings.
-    """
+    """A run of `trainers.sft` in ``folder``: found there, resumed, or begun; returns its summary."""
     if not (folder / "summary.json").exists():
         was_interrupted = checkpoint.latest(folder) is not None
         sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
@@ -64,14 +60,8 @@ def continue_imitation(
     """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``, over which the learning
     rate falls to zero.
 
-    Args:
-        envs: training environments.
-        folder: folder of the result, which a second call for the same seconds finds.
-        demonstrator: the one that the cold start imitated.
-        start: tells ``base`` from other starts.
-
-    Returns:
-        The policy; and the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
+    ``folder`` keeps the result, which a second call for the same seconds finds; ``start`` tells ``base`` from other starts.
+    Returns the policy; and the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
     """
     if is_imitated(folder, seconds, start):
         return load_policy(folder), checkpoint.read_extra(folder)

@@ -82,11 +82,7 @@ def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: 
 def draw_scores(
     scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, title: str, subtitle: str
 ) -> None:  # fmt: skip
-    """Draw final scores, a panel for each column: the mean of each agent and its 95% CI.
-
-    Args:
-        scores: by agent and column, the mean over seeds and half of its interval; None for a single seed.
-    """
+    """Draw final scores, a panel for each column: of each agent the mean over seeds and half of its 95% CI, None for one seed."""
     columns = list(dict.fromkeys(column for own in scores.values() for column in own))
     rows, wide = (1, len(columns)) if len(columns) <= 5 else figures.grid(len(columns))
     height = 0.7 + rows * (0.6 + 0.25 * len(scores))

@@ -16,11 +16,7 @@ _FIRST = ("naive-rag", "base", "zero-shot", "sft")  # what others start from, an
 
 
 def run_jobs(recipe: Recipe, args: Any, left_out: Iterable[str], out: Path) -> list[str]:
-    """Run the agents that ``args`` ask for, ``args.jobs`` at once. Returns what failed, and where its output is.
-
-    Raises:
-        UserError: the compute-matched baselines wait for a run.
-    """
+    """Run the agents that ``args`` ask for, ``args.jobs`` at once. Returns what failed, and where its output is."""
     if recipe.budget:
         raise UserError(f"with jobs, agents must not wait for {recipe.budget!r}, which is the budget: give seconds")
     waiting = [job for job in _list_jobs(recipe, args) if job[0] not in left_out]

@@ -113,14 +113,7 @@ class Recipe:
         return self._fill_in(TrainArgs(seed=seed), given, {})
 
     def run_arguments(self, name: str, seed: int, **start: Any) -> TrainArgs:
-        """The arguments of one run.
-
-        Args:
-            start: arguments of the model that it starts from, if that is not the recipe's but one after [sft].
-
-        Raises:
-            ValueError: an argument has another type or a value that its algorithm rejects; the run is named.
-        """
+        """The arguments of one run. ``start``: of the model that it starts from, if that is one after [sft]."""
         run = self.runs[name]
         preset = replace(ALGORITHMS[run.algorithm][1], seed=seed)
         given = {name: value for name, value in self.arguments.items() if name in names_of(preset)}
@@ -130,15 +123,7 @@ class Recipe:
             raise ValueError(f"run {name!r} of the recipe {self.name!r}: {error}") from error
 
     def sft_arguments(self, seed: int, sampled: bool = False, **start: Any) -> SFTArgs:
-        """The arguments of supervised fine-tuning before all runs of a seed.
-
-        Args:
-            sampled: those of rejection sampling instead.
-            start: as of `run_arguments`.
-
-        Raises:
-            ValueError: an argument has another type or a value that `trainers.sft` rejects.
-        """
+        """The arguments of supervised fine-tuning before all runs of a seed, or if ``sampled`` of rejection sampling."""
         given = {name: value for name, value in self.arguments.items() if name in SHARED_WITH_SFT} | self.sft
         if sampled:
             given |= self.rejection_sampling

@@ -70,14 +70,8 @@ def read(
 ) -> Recipe:  # fmt: skip
     """A shipped recipe by its name, or a file, with what the command line wants otherwise.
 
-    Args:
-        seeds: besides those of the recipe.
-        updates: of every run.
-        seconds: of every run and every compute-matched baseline.
-        env_kwargs: put over the recipe's and under those of a run or a column; ``arguments`` likewise.
-
-    Raises:
-        ValueError: there is no such recipe, or the file is not one: unknown keys are named beside the known ones.
+    ``seeds`` are besides those of the recipe; ``env_kwargs`` and ``arguments`` are put over the recipe's and under those of a
+    run or a column. Raises a ValueError if there is no such recipe, or the file is none.
     """
     name, content = read_toml(name_or_path)
     recipe, new, known = make(name, content), dict(arguments or {}), dict(content.get("arguments", {}))
@@ -99,11 +93,7 @@ def read(
 
 
 def make(name: str, content: Mapping[str, Any]) -> Recipe:
-    """A recipe from the content of its file.
-
-    Raises:
-        ValueError: as `read`; or a run's arguments are none that its algorithm takes.
-    """
+    """A recipe from the content of its file."""
     where = f"the recipe {name!r}"
     _check_keys(where, content, names_of(Recipe) - {"name"})
     if "title" not in content or not content.get("runs"):

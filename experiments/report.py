@@ -31,11 +31,8 @@ DIGITS = {"turns": 2, "calls": 2}
 def write(folder: Path, results: Mapping) -> None:
     """Write table.md, results.json, scores.png, and curves.png, if there are any.
 
-    Args:
-        results: of `experiments.compare`. ``rows`` holds, by agent, one dict for each of its ``seeds``: the rows of
-            `evaluator.summarize` by column, each with its ``score`` and those of its ``questions``; ``training``,
-            what was trained, one dict for each seed; ``curves``, the held-out evaluations of each run on the way;
-            ``missing``, what is not there yet.
+    ``results["rows"]`` holds, by agent, one dict for each of its ``seeds``: the rows of `evaluator.summarize` by column, each
+    with its ``score`` and those of its ``questions``; ``training`` and ``curves`` are by agent and seed too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     durable.write_text(folder / "results.json", dump(results) + "\n")
@@ -76,16 +73,13 @@ def table(results: Mapping) -> str:
     counts = {sum(seed is not None for seed in seeds) for seeds in results["seeds"].values()} - {0} or {1}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     several = max(counts) > 1
-    shares = {
-        name: [row.get("failed", 0.0) for own in by_seed for row in own.values()] for name, by_seed in rows.items()
+    failed = {
+        name: float(np.mean([row.get("failed", 0.0) for own in by_seed for row in own.values()]))
+        for name, by_seed in rows.items()
     }
-    trained = sorted({run["episodes"] for name in results["curves"] for run in results["training"][name]})
-    fewest_and_most = " to ".join(f"{count:,}" for count in dict.fromkeys((*trained[:1], *trained[-1:])))
-    episodes = f", {fewest_and_most} training episodes each" * bool(trained)
-    failed = {name: float(np.mean(own)) for name, own in shares.items()}
     lines = [
         f"# {recipe['title']}", "", *([recipe["question"], ""] if recipe["question"] else []),
-        f"{recipe['env']}, {seeds} seed{'s' * several}{episodes}. {_explain(recipe, rows, several)}", "",
+        f"{recipe['env']}, {seeds} seed{'s' * several}. {_explain(recipe, rows, several)}", "",
         *(f"- {name}: {any_rows[name]['source']}{_describe_difference(task, recipe)}" for name, task in recipe["tasks"].items()),
         *(f"- left out: {BASELINES[name]}; {why}" for name, why in results["left_out"].items()),
         *(f"- not there yet: {what}" for what in results["missing"]),

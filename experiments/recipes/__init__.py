@@ -11,11 +11,7 @@ def list_shipped() -> list[str]:
 
 
 def read_toml(name_or_path: str) -> tuple[str, dict[str, Any]]:
-    """The name of a recipe, and the content of its file.
-
-    Raises:
-        ValueError: there is no such recipe, or the file is no TOML.
-    """
+    """The name of a recipe, and the content of its file. Raises a ValueError if there is none, or it is no TOML."""
     is_shipped = name_or_path in list_shipped()
     file = Path(__file__).with_name(f"{name_or_path}.toml") if is_shipped else Path(name_or_path)
     if not file.is_file():

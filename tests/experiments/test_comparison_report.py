@@ -45,7 +45,7 @@ def invented(**changes):
 
 def test_the_table_by_hand():
     text = table(invented())
-    assert text.startswith("# An experiment\n\nWhat?\n\nE, 3 seeds, 60 training episodes each.")
+    assert text.startswith("# An experiment\n\nWhat?\n\nE, 3 seeds. Mean over seeds ± half")
     assert "| EM | Bridge | Another world | Other questions | Avg | Δ to GRPO |" in text
     # .2, .3, .4 on two columns and 0 on the third: the mean of the averages is .2, their deviation two thirds of .1.
     # Less GRPO's .1, .15, .2, seed by seed: .0333, .05, .0667, whose deviation is .0167.
