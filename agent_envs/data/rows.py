@@ -109,11 +109,11 @@ def parse_row(record: Record) -> Parsed:
 
 
 def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what FlashRAG keeps in its metadata, which is nested in itself in some files."""
+    """A row with what FlashRAG and Search-R1 keep in its metadata, which is nested in itself in some files."""
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(metadata.get("metadata"), Mapping):
         metadata = metadata["metadata"]
-    if not isinstance(metadata, Mapping):
+    if not isinstance(metadata, Mapping) or not {"golden_answers", "reward_model"} & row.keys():
         return row
     return {name: metadata[name] for name in _METADATA if not _is_absent(metadata.get(name))} | row
 

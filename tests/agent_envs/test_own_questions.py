@@ -261,6 +261,12 @@ def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
     rows = [{"question": f"What is {n}?", "golden_answers": ["x"]} | own for n in range(3)]
     rows[0]["metadata"], rows[1]["data_source"] = {"src": "web"}, "my-crm"
     write(tmp_path / "o" / "train.jsonl", rows)
+    write(
+        tmp_path / "p" / "rows.jsonl", [{"question": "Who?", "answer": "x", "metadata": {"context": "a call"}, **own}]
+    )
+    (passage,) = load_own(tmp_path / "p", split="validation", holdout=1).passages
+    assert passage.text == "x is here."
+    assert parse_row({"question": "Who?", "answer": "x", "metadata": {"context": "a call"}}).passages == []
     for question in load_own(tmp_path / "o", split="train").questions:
         assert (question.aliases, question.type, question.supporting_titles) == (("y",), "bridge", ("T",))
 
