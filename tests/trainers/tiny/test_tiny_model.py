@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_envs.formats import SearchTags
 from agent_envs.tools import SearchTool
 from trainers.checkpoints import checkpoint
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.runtime import integrity
 from trainers.tiny import cold_start
@@ -60,25 +62,32 @@ def test_attention_starts_out_as_an_induction_circuit(seed):
     assert (copied_from == torch.arange(40) + 1).float().mean() > 0.15
 
 
-def test_other_libraries_load_a_checkpoint_as_it_was_saved(tmp_path):
-    """By the Auto classes: the same ids and logits, and `generate` ends at the end of a turn."""
-    policy = load_policy(SHIPPED, "cpu")
-    saved = checkpoint.save(
-        tmp_path / "saved", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra={}
-    )
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
+@pytest.mark.parametrize("place", ["shipped", "saved"])
+def test_other_libraries_load_a_checkpoint_as_it_was_saved(tmp_path, place):
+    """By the Auto classes, as the examples of other trainers do: the same ids, logits and greedy turns."""
+    policy, folder = load_policy(SHIPPED, "cpu"), SHIPPED
+    if place == "saved":
+        folder = checkpoint.save(
+            tmp_path / "saved", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra={}
+        )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert policy.end_ids == {tokenizer.eos_token_id}  # here closing tags are text
     env = gymnasium.make("AgentR1/MiniWiki-v0", split="validation", entities=200, questions=50)
     assert len(env.unwrapped.questions) == 50
+    prompts = []
     for question in env.unwrapped.questions:
         messages = [{"role": "system", "content": "never shown"}, {"role": "user", "content": question.question}]
         prompt = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        assert prompt.input_ids.tolist() == [policy.prompt_ids("never shown", question.question)]
-    turn = model.generate(**prompt, do_sample=False, max_new_tokens=64)
-    assert torch.equal(model(turn).logits, policy.model(turn).logits)
-    assert re.fullmatch(r"<search>[^<]+</search>", tokenizer.decode(turn[0, prompt.input_ids.shape[1] :]))
+        prompts.append(policy.prompt_ids("never shown", question.question))
+        assert prompt.input_ids.tolist() == [prompts[-1]]
+    ours = generate(TransformersEngine(policy, env.unwrapped.stop), dict(enumerate(prompts[-5:])), 64, 0.0)
+    for ids, completion in zip(prompts[-5:], ours.values(), strict=True):
+        turn = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=64)
+        assert turn[0, len(ids) :].tolist() == completion.tokens
+        assert torch.equal(model(turn).logits, policy.model(turn).logits)
+    assert re.fullmatch(r"<search>[^<]+</search>", tokenizer.decode(turn[0, len(ids) :]))
 
 
 def test_the_shipped_policy_is_what_its_card_says():
