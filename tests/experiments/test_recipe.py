@@ -3,8 +3,6 @@ import json
 import pytest
 
 from experiments import recipe_file
-from experiments.comparison import Comparison
-from experiments.recipe import ALGORITHMS
 from experiments.recipes import list_shipped
 from trainers import ppo
 from trainers.checkpoints.settings import find_differences, settings
@@ -46,14 +44,6 @@ def small(tmp_path):
         return str(path)
 
     return write
-
-
-def test_the_shipped_recipes():
-    assert list_shipped() == [
-        "agent-r1", "algorithms", "echo-trap", "masks", "one-step-off-policy", "real", "reward-hacking", "rewards",
-        "rollout-shaping",
-    ]  # fmt: skip
-    assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
 
 
 @pytest.mark.parametrize("name", list_shipped())
@@ -172,20 +162,6 @@ def test_a_comparison_may_be_moved_with_its_start(small, tmp_path):
     assert list(find_differences(saved, recipe.run_arguments("a", 0, model=str(other)))) == ["model"]
     start.mkdir(parents=True)  # what is there still is another one
     assert list(find_differences(saved, moved)) == ["model"]
-
-
-def test_the_base_that_a_recipe_names_is_that_of_its_runs(small, tmp_path, monkeypatch):
-    text = SMALL.replace("updates = 4", 'updates = 4\nmodel = "adapter"\nbase_model = "base.gguf"')
-
-    class Trained(Exception):
-        pass
-
-    def train(args):
-        raise Trained(args.model, args.base_model)
-
-    monkeypatch.setitem(ALGORITHMS, "grpo", (train, ALGORITHMS["grpo"][1]))
-    with pytest.raises(Trained, match=r"adapter.*base\.gguf"):
-        Comparison(recipe=recipe_file.read(small(text)), out=tmp_path / "out", columns={}).train_run("a", 0)
 
 
 def test_seeds_of_their_own(small):
