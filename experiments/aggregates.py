@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-_SAMPLES = 2000  # bootstrap replicates
-
 
 class Estimate(NamedTuple):
     """A value and its 95% CI."""
@@ -35,7 +33,7 @@ def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarr
     return (0.5 + 0.5 * np.sign(above)).mean((-3, -2, -1))
 
 
-def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = _SAMPLES) -> Estimate:
+def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = 2000) -> Estimate:
     """``measure(*scores)`` with its percentile interval. The runs of each task are drawn again, with replacement, by itself.
     ``measure`` makes [...] of arrays [..., seeds, tasks]; ``scores`` are [seeds, tasks]."""
     rng = np.random.default_rng(0)

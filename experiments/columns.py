@@ -77,8 +77,7 @@ def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> 
     header, episodes = read_episodes(path)
     if header and len(episodes) >= header["count"]:
         return
-    size = episodes_at_once()
-    task = column.task
+    size, task = episodes_at_once(), column.task
     envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(column.questions or size, size))
     numbers, questions = sample_instances(envs.envs[0], column.questions), envs.envs[0].questions
     measure, source = envs.envs[0].PRIMARY_METRIC, envs.envs[0].describe_source()

@@ -59,8 +59,11 @@ def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: 
     """
     means = {name: mean_curve(runs) for name, runs in curves.items()}
     rows, columns = figures.grid(len(means) + 1)
+    seeds, subtitle = sorted({len(runs) for runs in curves.values()}), f"{score} on held-out instances"
+    if seeds[-1] > 1:
+        subtitle += f"; mean and 95% CI of {' to '.join(map(str, sorted({seeds[0], seeds[-1]})))} seeds"
     with figures.style():
-        figure = figures.new_figure(0.7 + 2 * rows, title, f"{score} on held-out instances{_describe_seeds(curves)}")
+        figure = figures.new_figure(0.7 + 2 * rows, title, subtitle)
         panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for number, (axes, (name, mean)) in enumerate(zip(panels, means.items(), strict=False)):
             for other in means.keys() - {name}:
@@ -99,14 +102,6 @@ def draw_scores(
         for axes in panels[len(columns) :]:
             axes.set_axis_off()
         figures.save(figure, out_png)
-
-
-def _describe_seeds(curves: Mapping[str, Sequence]) -> str:
-    """What is drawn of several seeds."""
-    seeds = sorted({len(runs) for runs in curves.values()})
-    if seeds[-1] < 2:
-        return ""
-    return f"; mean and 95% CI of {f'{seeds[0]} to ' * (len(seeds) > 1)}{seeds[-1]} seeds"
 
 
 def _finish(axes: Axes, means: Mapping[str, MeanCurve], x_label: str) -> None:
