@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, local
 from typing import Any, TypeVar
 
 import httpx
@@ -92,7 +92,7 @@ class ApiAgent:
         self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
-        self._lock = Lock()
+        self._lock, self._thread = Lock(), local()
 
     def run(
         self, run_episode: Callable[[E, int, int], dict], episodes: Sequence[E], jobs: Iterable[Job],
@@ -118,7 +118,7 @@ class ApiAgent:
         base = self.url.rstrip("/").removesuffix("/chat/completions")
         seconds = openai.Timeout(self.timeout, connect=CONNECT_SECONDS)
         http: Any = openai.DefaultHttpxClient  # of httpx, or of its successor
-        hooks = {"request": [self._tell_of_retry]}
+        hooks = {"request": [self._tell_of_silence], "response": [self._tell_of_retry]}
         with openai.OpenAI(
             base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
             http_client=http(limits=httpx.Limits(max_connections=None), event_hooks=hooks),
@@ -218,9 +218,17 @@ class ApiAgent:
                     raise
                 self._quirks.add(wanted)
 
-    def _tell_of_retry(self, request: Any) -> None:
-        if (number := request.headers.get("x-stainless-retry-count", "0")) != "0":
-            self.tell(f"a request failed, retry {number} of {RETRIES}")
+    def _tell_of_retry(self, response: Any) -> None:
+        number, status = int(response.request.headers.get("x-stainless-retry-count", 0)) + 1, response.status_code
+        self._thread.told = number <= RETRIES and (status in (408, 409, 429) or status >= 500)
+        if self._thread.told:
+            self.tell(f"{status}, retry {number} of {RETRIES}")
+
+    def _tell_of_silence(self, request: Any) -> None:
+        number = request.headers.get("x-stainless-retry-count", "0")
+        if number != "0" and not getattr(self._thread, "told", False):
+            self.tell(f"no answer, retry {number} of {RETRIES}")
+        self._thread.told = False
 
     def _note_name(self, reply: httpx.Response) -> None:
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # no chat completion

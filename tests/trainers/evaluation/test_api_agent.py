@@ -330,7 +330,7 @@ def test_what_is_odd_about_a_server_is_told_once():
         episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL | {"max_turns": 1})]
         with suppress(EndpointStopped):
             agent.run(agent.run_episode, episodes, instances(6), records.append)
-    assert told == ["a request failed, retry 1 of 2"]
+    assert told == ["503, retry 1 of 2"]
     (problem,) = agent.problems
     assert problem.startswith("400: bad request req-4abc") and agent.problems[problem] == 2
     assert list(agent.find_oddities(records)) == [
