@@ -75,7 +75,9 @@ class Symptom:
 
 
 class CollapseMonitor:
-    """Names symptoms of collapse when they begin: each once, and again if it went away and came back.
+    """Names symptoms of collapse when they begin.
+
+    Each is named once, and again if it went away and came back.
 
     Attributes:
         symptoms: in order: ``update``, ``name``, ``message`` and ``stop`` of each.
