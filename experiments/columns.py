@@ -98,7 +98,7 @@ def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> 
 def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.Row:
     measure = header["measure"]
     row = evaluator.summarize(title, episodes, measure)
-    names = [name for name in dict.fromkeys((*SCORES, measure)) if all(name in e for e in episodes)]
+    names = [name for name in dict.fromkeys((*SCORES, measure, "kind")) if all(name in e for e in episodes)]
     questions = {"id": [e["id"] for e in episodes], **{name: [e[name] for e in episodes] for name in names}}
     if all("invalid" in e for e in episodes):
         row["invalid"] = sum(e["invalid"] for e in episodes) / sum(e["turns"] for e in episodes)

@@ -198,12 +198,13 @@ def pooled_table(results: Mapping) -> list[str]:
     recipe, rows, seeds = results["recipe"], results["rows"], results["seeds"]
     references = _references(recipe, rows)
     pooled = {name: _pool(own, seeds[name], recipe["pooled"]) for name, own in rows.items()}
-    columns = [*recipe["tasks"], " + ".join(recipe["pooled"]), *(f"Δ to {other}" for other in references), "Seeds"]
+    together = " + ".join(recipe["pooled"]), "of these yes/no", "others"
+    columns = [*recipe["tasks"], *together, *(f"Δ to {other}" for other in references), "Seeds"]
     cells = {}
     for name, own in rows.items():
         values = [_seed_values(own, task, "score") for task in recipe["tasks"]]
         cells[name] = [f"{np.mean(of_task):.3f}" if of_task else "–" for of_task in values]
-        cells[name].append(_interval(_array(pooled[name])))
+        cells[name] += [_interval(_array(pooled[name])), *_split_by_kind(own, recipe["pooled"])]
         for other in references:
             pairs = paired_values(pooled[name], pooled[other])
             cells[name].append("–" if name == other else _interval(pairs, "+"))
@@ -221,6 +222,17 @@ def _pool(rows: Sequence[Mapping], seeds: Sequence, columns: Sequence[str]) -> d
             scores, ids = questions.get(row[column]["measure"], []), questions["id"]
             pooled[seed] |= {f"{column}/{id}": value for id, value in zip(ids, scores, strict=False)}
     return pooled
+
+
+def _split_by_kind(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
+    """The mean over the yes/no questions of these columns and seeds, and over the others."""
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for row in (seed[column] for seed in rows for column in columns):
+        for kind, score in zip(
+            row["questions"].get("kind", ()), row["questions"].get(row["measure"], ()), strict=False
+        ):
+            scores[kind == "yes or no"].append(score)
+    return [f"{np.mean(values):.3f}" if values else "–" for values in scores.values()]
 
 
 def _interval(values: np.ndarray, sign: str = "") -> str:

@@ -106,7 +106,7 @@ def test_intervals_are_over_questions_where_columns_are_pooled():
 def test_the_pooled_table_by_hand():
 
     def row(*em):
-        questions = {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5]}
+        questions = {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5], "kind": ["bridge", "yes or no"]}
         return {"score": sum(em) / len(em), "f1": 0.5, "measure": "em", "questions": questions}
 
     results = {
@@ -121,13 +121,14 @@ def test_the_pooled_table_by_hand():
         "seeds": {"Rule-based": [None], "SFT": [0, 1], "GRPO": [1]},
     }  # fmt: skip
     lines = report.pooled_table(results)
-    assert lines[0] == "| EM | H | W | M | H + W | Δ to SFT | Seeds |"
+    assert lines[0] == "| EM | H | W | M | H + W | of these yes/no | others | Δ to SFT | Seeds |"
     # Two of four right; a resample of four questions has none right with probability 1/16, above 2.5 %.
-    rule = "| Rule-based | 0.500 | 0.500 | 0.500 | 0.500 [0.000, 1.000] |"
+    rule = "| Rule-based | 0.500 | 0.500 | 0.500 | 0.500 [0.000, 1.000] | 1.000 | 0.000 |"
     assert lines[2].startswith(rule) and lines[2].endswith("| – |")
-    assert lines[3] == "| SFT | 0.500 | 0.500 | 0.500 | 0.500 [0.000, 1.000] | – | 2 |"
+    assert lines[3] == "| SFT | 0.500 | 0.500 | 0.500 | 0.500 [0.000, 1.000] | 0.500 | 0.500 | – | 2 |"
     assert (
-        lines[4] == "| GRPO | 1.000 | 1.000 | 0.000 | 1.000 [1.000, 1.000] | +0.000 [+0.000, +0.000] | 1 |"
+        lines[4]
+        == "| GRPO | 1.000 | 1.000 | 0.000 | 1.000 [1.000, 1.000] | 1.000 | 1.000 | +0.000 [+0.000, +0.000] | 1 |"
     )  # of seed 1
 
 
