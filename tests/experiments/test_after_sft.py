@@ -117,7 +117,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch, quarter_seconds):
     assert json.loads((out / "results.json").read_text()) == results
     text = (out / "table.md").read_text()
     pooled = "As in training + Another world"
-    header = f"As in training | Another world | {pooled} | Δ to Rejection sampling | Seeds |"
+    header = f"As in training | Another world | {pooled} | of these yes/no | others | Δ to Rejection sampling | Seeds |"
     assert f"| EM | {header}" in text
     assert (out / "curves.png").exists()
 
