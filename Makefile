@@ -7,6 +7,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Most of what is installed is never imported, so neither installer compiles it, which would take half a minute. Modules are
 # compiled when they are imported, and that must be kept: else every process that a test starts compiles torch again (10 s).
 export PYTHONDONTWRITEBYTECODE :=
+PLUGS := trl,sb3,frameworks
 PIP := $(BIN)/pip install --quiet --no-compile -c constraints.txt
 # uv takes a quarter of pip's time. Where it is missing, or does not find what a configured pip finds, pip installs.
 install = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt $(1) 2>/dev/null || $(PIP) $(1)
@@ -54,7 +55,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 $(VENV)/installed-plug: $(VENV)/installed-dev
-	$(call install,-e ".[trl,sb3,frameworks]")
+	$(call install,-e ".[$(PLUGS)]")
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

@@ -101,12 +101,13 @@ def escape(json: str, tag: re.Pattern[str]) -> str:
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)
 
 
-def split_thought(text: str, opening: str = "<think>", closing: str = "</think>") -> tuple[list[str], str]:
+def split_thought(text: str) -> tuple[list[str], str]:
     """The thought that a text begins with, if it does, and the rest; for forms that have no tags but this one.
 
     Raises:
         Malformed: a thought is left open, or is anywhere else.
     """
+    opening, closing = "<think>", "</think>"
     head, closed, rest = text.partition(closing)
     if not closed:
         head, rest = "", text

@@ -12,7 +12,7 @@ ACTIONS = ("Left", "Down", "Right", "Up")  # in Gymnasium's numbering
 STEPS = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 TRIES = 500
-LONGEST_PLAN = 5  # actions of one turn that `best_values` looks ahead; 4 ** n sequences
+LONGEST_PLAN = 5  # actions of one turn that `best_plan` looks ahead; 4 ** n sequences
 
 
 def generate(rng: random.Random, size: int, frozen: float, longest: int, split: str) -> list[str]:

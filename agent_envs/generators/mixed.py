@@ -83,7 +83,7 @@ class Asker:
         self.titles: list[str] = []
         self.cells: list[int | str] = []
         self.values: list[Fraction] = []
-        self.year, self.column = rng.choice(YEARS), 0
+        self.year = rng.choice(YEARS)
 
     def hop(self, relations: tuple) -> tuple[str, int]:
         """A phrase such as "the birthplace of Ada Berg" and the number of what it means, or a year, looked up."""

@@ -60,7 +60,7 @@ class QAEnv(ToolEnv):
     At reset ``info`` has ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
     ``support_recall``, the share of gold passages found; `evidence` and `shows` define what counts. The last step adds
     ``em``, ``f1``, ``support_f1`` and ``joint_f1`` of the passages shown, ``prediction``, ``golds`` and ``kind``.
-    ``substring_em`` and ``mentioned`` are for reports: a gold answer is in the answer, or anywhere in the turn.
+    ``substring_em`` and ``mentioned``: whether a gold answer is in the answer, or anywhere in the turn.
 
     ``reset(options={"question": i})`` picks question number ``i``.
     """

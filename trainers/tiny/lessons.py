@@ -35,9 +35,9 @@ def _row(parts: Parts) -> BatchRow:
     return BatchRow(ids=ids, mask=mask, logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids))
 
 
-def repetition(count: int, words: list[int], rng: random.Random, longest: int = 30) -> list[BatchRow]:
+def repetition(count: int, words: list[int], rng: random.Random) -> list[BatchRow]:
     """A random string of words, then the same string again, which is taught. Brings induction heads."""
-    strings = [rng.choices(words, k=rng.randint(5, longest)) for _ in range(count)]
+    strings = [rng.choices(words, k=rng.randint(5, 30)) for _ in range(count)]
     return [_row([(string, False), (string, True)]) for string in strings]
 
 
@@ -77,14 +77,14 @@ def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng:
     return [(question, False), (thought, True), ([tag], False), (copied, True)]  # the tag is a coin flip: not taught
 
 
-def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[BatchRow]:
+def pairs(count: int, world: World, policy: Policy, rng: random.Random) -> list[BatchRow]:
     """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
     values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
     names, nouns = {relation[:2] for relation in SAME}, [relation.noun for relation in RELATION.values()]
     rows = []
     for _ in range(count):
         parts: Parts = []
-        for _ in range(rng.randint(10, longest)):
+        for _ in range(rng.randint(10, 50)):
             key = rng.choice([*values, None])
             if key:
                 first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))

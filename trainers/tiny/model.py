@@ -24,8 +24,8 @@ _TEMPLATE = (
 ROPE_THETA = 1e6
 
 
-def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is the ``max_words`` most frequent words of ``texts``."""
+def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is the 8,000 most frequent words of ``texts``."""
     split = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(prepend_scheme="always"),
@@ -36,7 +36,7 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
     for text in texts:
         counts.update(piece for piece, _ in split.pre_tokenize_str(text))
     spelling = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁"] + [chr(c) for c in range(33, 127)]
-    words = [word for word, _ in counts.most_common(max_words)]
+    words = [word for word, _ in counts.most_common(8000)]
     vocab = {token: i for i, token in enumerate(dict.fromkeys([*_SPECIALS, *TAGS, *spelling, *words]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True))
     tokenizer.pre_tokenizer = split

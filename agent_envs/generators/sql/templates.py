@@ -9,17 +9,17 @@ Kinds of answer: ``number`` (exact), ``average`` (to two decimals), ``percentage
 `TOP` wraps a query of (answer, value) and keeps those with the largest value, `LOW` those with the smallest.
 """
 
-_PLACE = "SELECT answer FROM (SELECT answer, RANK() OVER (ORDER BY value {}) AS place FROM ({})) WHERE place {}"
+_FIRST = "SELECT answer FROM (SELECT answer, RANK() OVER (ORDER BY value {}) AS place FROM ({})) WHERE place = 1"
 
 
-def TOP(inner: str, place: str = "= 1") -> str:
-    """A query of the answers with the largest value; `place` compares the rank, 1 being the largest."""
-    return _PLACE.format("DESC", inner, place)
+def TOP(inner: str) -> str:
+    """A query of the answers with the largest value."""
+    return _FIRST.format("DESC", inner)
 
 
-def LOW(inner: str, place: str = "= 1") -> str:
-    """A query of the answers with the smallest value; `place` compares the rank, 1 being the smallest."""
-    return _PLACE.format("ASC", inner, place)
+def LOW(inner: str) -> str:
+    """A query of the answers with the smallest value."""
+    return _FIRST.format("ASC", inner)
 
 
 _ITEMS = "order_items i JOIN orders o ON o.id = i.order_id JOIN products p ON p.id = i.product_id"
