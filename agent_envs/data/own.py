@@ -232,7 +232,16 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
     if shared := len(train) - len(kept):
         both = f"{shared} of {len(train)} training questions are held out too"
         warnings.warn(f"{name}: {both}; they are left out of training", stacklevel=2)
-    return tuple(replace(q, id=f"train/{q.id}") if q.id in ids else q for q in kept)
+    taken = ids | {question.id for question in kept}
+    return tuple(replace(q, id=_free_id(q.id, taken)) if q.id in ids else q for q in kept)
+
+
+def _free_id(id: str, taken: set[str]) -> str:
+    """An id that is not taken; from then on it is."""
+    while id in taken:
+        id = f"train/{id}"
+    taken.add(id)
+    return id
 
 
 def _key(question: Question) -> str:

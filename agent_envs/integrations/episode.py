@@ -152,7 +152,7 @@ class Episode:
         )  # fmt: skip
 
 
-def make_in_split(id: str, split: str, **env_kwargs: Any) -> Episode:
+def make_in_split(id: str, split: str, /, **env_kwargs: Any) -> Episode:
     """Make the `Episode` for a question of a dataset, in its own split ("" without one)."""
     return Episode(id, **env_kwargs | ({"split": split} if split else {}))
 

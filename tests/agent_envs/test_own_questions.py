@@ -337,6 +337,14 @@ def test_queries_of_beir_with_the_ids_of_their_passages(tmp_path):
     assert (second.golds, second.supporting_titles) == (("yes",), ())
 
 
+def test_ids_stay_apart_where_both_splits_count_from_one(tmp_path, corpus):
+    for split, ids in (("train", ("1", "train/1")), ("validation", ("1",))):
+        rows = [{"id": id, "question": f"{split} {id}?", "answer": "x"} for id in ids]
+        write(tmp_path / "rows" / f"{split}.jsonl", rows)
+    train = load_own(tmp_path / "rows", split="train", corpus=corpus).questions
+    assert [question.id for question in train] == ["train/train/1", "train/1"]
+
+
 def test_of_several_files_those_that_are_read_are_named(tmp_path, corpus):
     for name in ("train", "more"):
         write(tmp_path / "folder" / f"{name}.jsonl", QUESTIONS)

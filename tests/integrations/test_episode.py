@@ -34,6 +34,13 @@ def test_many_at_once_are_what_each_is_alone(id, kwargs):
     assert [episode.rewards for episode in together] == [episode.rewards for episode in alone]
 
 
+def test_a_row_has_its_own_split():
+    """Whatever split the arguments of the adapter name."""
+    for row, split in (("train", "train"), ("", "validation")):
+        episode = episodes.make_in_split(MINIWIKI, row, **SMALL, split="validation")
+        assert episode.env.split == split
+
+
 def test_attempts_slip_on_the_same_lake_each_in_its_own_way():
     episode, walk = Episode("AgentR1/FrozenLake-v0"), ["<answer>Down || Down || Right</answer>"]
     starts, ends = set(), set()
