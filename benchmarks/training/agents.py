@@ -97,7 +97,7 @@ def main(args: Args) -> dict:
             begin, cpu = time.perf_counter(), time.process_time()
             batch = collect_batch(settings, envs, policy, engine, number, how)
             rollout = time.perf_counter() - begin
-            grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+            grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.trajectories, batch.rng)
             ids = [[(step.prompt, step.tokens) for step in episode.steps] for episode in batch.sampled]
             rounds[-1][name] = Step(time.perf_counter() - begin, time.process_time() - cpu, rollout, ids)
     roll_out.close()

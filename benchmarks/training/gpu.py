@@ -228,12 +228,12 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
         begin = now()
         batch = collect_batch(args, envs, policy, engine, number)
         rollouts.append(now() - begin)
-        for episode in batch.episodes:
+        for episode in batch.trajectories:
             episode.steps[-1].reward += float(batch.rng.normal())
-        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, batch.trajectories, batch.rng)
         updates.append(time_it(job) if learns else 0.0)
     step = statistics.median(a + b for a, b in zip(rollouts[-2:], updates[-2:], strict=True))
-    length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
+    length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.trajectories)
     return {
         "episodes": count, "rollout_s": rollouts, "update_s": updates, "episodes_per_second": count / step,
         "tokens_of_episode": length, "gib": peak_gib(), "process_began_before_s": imports,

@@ -158,7 +158,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     pace()
     for number in range(args.rounds):
         batch = collect_batch(settings, envs, policy, engine, number)
-        grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+        grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.trajectories, batch.rng)
         steps, returns = [e.steps for e in batch.sampled], np.array([e.episode_return for e in batch.sampled])
         line = {"policy_tokens": sum(len(step.tokens) for turns in steps for step in turns) / len(steps)}
         line |= {"return": float(returns.mean()), "turns": statistics.mean(map(len, steps))}
