@@ -230,7 +230,9 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
         rollouts.append(now() - begin)
         for episode in batch.trajectories:
             episode.steps[-1].reward += float(batch.rng.normal())
-        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, batch.trajectories, batch.rng)
+        job = partial(
+            grpo.update, args, policy, optimizer, None, grpo.compute_advantages, batch.trajectories, batch.rng
+        )
         updates.append(time_it(job) if learns else 0.0)
     step = statistics.median(a + b for a, b in zip(rollouts[-2:], updates[-2:], strict=True))
     length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.trajectories)
