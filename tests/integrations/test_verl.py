@@ -30,11 +30,11 @@ def test_an_episode_stays_in_its_length(policy, tmp_path):
     adapter = Verl()
     worker = adapter.make_worker(policy, tmp_path, MINIWIKI, SMALL, [episode], response_length=len(first.tokens) + 3)
     played = adapter.generate(worker, [row])
-    assert played.non_tensor_batch["turn_scores"][0] == [first.reward] and played.non_tensor_batch["env_turns"][0] == 1
+    assert played.non_tensor_batch["turn_scores"][0] == [0.0] and played.non_tensor_batch["env_turns"][0] == 1
     asked = worker.llm_client.asked[0]
     assert asked["stop"] and asked["include_stop_str_in_output"] and asked["logprobs"]
     assert played.batch["response_mask"].sum() == len(first.tokens)
-    assert played.batch["rm_scores"].sum().item() == pytest.approx(first.reward)
+    assert played.batch["rm_scores"].sum().item() == 0.0  # progress is taken back where an episode ends
     with pytest.raises(ValueError, match=r"raise data\.max_prompt_length"):
         adapter.generate(adapter.make_worker(policy, tmp_path, MINIWIKI, SMALL, [episode], prompt_length=5), [row])
 
