@@ -59,7 +59,8 @@ class Shop:
 
     def load(self, state: ShopState, watch: Watch | None = None) -> None:
         """Start anew with a copy of `state`. ``watch`` is told of every call that succeeds."""
-        self.state, self.watch = pickle.loads(pickle.dumps(state)), watch  # ten times as fast as deepcopy
+        # A copy, ten times as fast as deepcopy's; the bytes are only ever those that were made here.
+        self.state, self.watch = pickle.loads(pickle.dumps(state)), watch
         self._unconfirmed: tuple[str, tuple] | None = None
 
     @_watched
