@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from trainers import export
 from trainers.checkpoints import checkpoint
-from trainers.models import loading
+from trainers.models import hidden_states, loading
 from trainers.models.loading import _align, load_policy
 
 
@@ -72,3 +72,16 @@ def test_a_processor_without_bfloat16_products_runs_in_float32_and_says_so(
     frozen = {p.dtype for name, p in loaded.model.named_parameters() if "proj.base_layer" in name}
     assert loaded.dtype == runs_in and frozen == {runs_in}
     assert ("no bfloat16 matmul" in capsys.readouterr().err) != has_products
+
+
+@pytest.mark.parametrize(
+    ("instructions", "has_products"), [((), False), (("avx512_bf16",), True), (("amx_tile",), True)]
+)
+def test_bfloat16_that_a_processor_only_emulates_does_not_count(monkeypatch, instructions, has_products):
+    monkeypatch.setattr(hidden_states.platform, "machine", lambda: "x86_64")
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in instructions)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # also of those that emulate it
+    assert hidden_states.has_bfloat16_products("cpu") == has_products
+    assert hidden_states.has_bfloat16_products("cuda")
