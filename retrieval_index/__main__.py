@@ -119,7 +119,7 @@ def verify(index: Path, how: Verify = "full") -> None:
 
     Args:
         index: Folder that `build` wrote.
-        how: full reads every byte. fast reads small files, and of those above 64 MB the size and samples.
+        how: full reads every byte. fast reads small files, and of those above 4 MB the size and samples.
     """
     started = time.perf_counter()
     files = store.verify(index, how)["files"]

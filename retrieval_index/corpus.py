@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Self
 from zlib import crc32
@@ -105,6 +105,13 @@ def _decode_passage(line: bytes) -> Passage:
     return Passage(**_decode(str(line, "utf-8"))[0])
 
 
+def _decode_title(line: bytes) -> str:
+    title = line.partition(b'","title":"')[2].partition(b'","text":"')[
+        0
+    ]  # a quote inside a value has a backslash before it
+    return json.loads(b'"%b"' % title) if b"\\" in title else str(title, "utf-8")
+
+
 class Corpus(Sequence[Passage]):
     """Random access to passages by row number, as indexes return them.
 
@@ -146,8 +153,9 @@ class Corpus(Sequence[Passage]):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex: the same in memory and on disk, and equal to that of `passages.jsonl`."""
         rows, digest = self._rows, hashlib.sha256()
-        for part in rows.chunks(0, len(self)) if isinstance(rows, _StoredPassages) else map(encode_passage, self):
-            digest.update(part)
+        stored = isinstance(rows, _StoredPassages)
+        for line in chain.from_iterable(rows.lines(0, len(self))) if stored else map(encode_passage, self):
+            digest.update(line)
         return digest.hexdigest()
 
     def passages(self, start: int, stop: int) -> Iterator[Passage]:
@@ -155,6 +163,13 @@ class Corpus(Sequence[Passage]):
         if isinstance(self._rows, _StoredPassages):
             return self._rows.passages(start, min(stop, len(self)))
         return (self._rows[row] for row in range(start, min(stop, len(self))))
+
+    def titles(self) -> set[str]:
+        """All titles; from disk without decoding the texts."""
+        if not isinstance(self._rows, _StoredPassages):
+            return {passage.title for passage in self}
+        lines = chain.from_iterable(self._rows.lines(0, len(self)))
+        return {_decode_title(line) for line in lines}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -208,22 +223,22 @@ class _StoredPassages:
         self._check(row, line)
         return _decode_passage(line)
 
-    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """The lines of rows `start` to `stop`, in pieces of whole lines."""
+    def lines(self, start: int, stop: int) -> Iterator[list[bytes]]:
+        """The lines of rows `start` to `stop`, in lists of a few megabytes."""
         while start < stop:
             # As many rows as fit, and at least one.
             end = int(np.searchsorted(self.offsets[: stop + 1], self.offsets[start] + _CHUNK, side="right")) - 1
             end = max(end, start + 1)
-            chunk = self._read(self._starts[start], self._starts[end])
-            for row, line in enumerate(chunk.splitlines(keepends=True), start):
-                self._check(row, line)
-            yield chunk
+            # Canonical JSON holds no other line feed.
+            lines = self._read(self._starts[start], self._starts[end]).splitlines(keepends=True)
+            if self._sums is not None and list(map(crc32, lines)) != list(self._sums[start:end]):
+                for row, line in enumerate(lines, start):
+                    self._check(row, line)
+            yield lines
             start = end
 
     def passages(self, start: int, stop: int) -> Iterator[Passage]:
-        for chunk in self.chunks(start, stop):
-            for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
-                yield _decode_passage(line)
+        return map(_decode_passage, chain.from_iterable(self.lines(start, stop)))
 
     def _check(self, row: int, line: bytes) -> None:
         if self._sums is not None and crc32(line) != self._sums[row]:

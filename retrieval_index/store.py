@@ -14,8 +14,8 @@ from retrieval_index.durable import publish, sync_tree
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE
 from retrieval_index.verified_array import IndexCorrupt, write_sums
 
-FORMAT_VERSION = 4
-SMALL = 1 << 26  # bytes; a file up to this size is read whole also when verified "fast"
+FORMAT_VERSION = 5
+SMALL = 1 << 22  # bytes; a file up to this size is read whole also when verified "fast"
 _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
@@ -78,7 +78,7 @@ def read_manifest(folder: str | Path) -> dict:
 def verify(folder: str | Path, how: Literal["full", "fast"] = "full") -> dict:
     """Check every file of an index against its manifest, and return the manifest. Raises as `read_manifest` does.
 
-    "full" reads all of every file. "fast" does so up to 64 MB; of a larger file it checks the size and 64 samples of 16 KiB, the
+    "full" reads all of every file. "fast" does so up to 4 MB; of a larger file it checks the size and 64 samples of 16 KiB, the
     first and last among them. It finds files that are missing, cut off, exchanged or of another index. It may miss a single
     changed byte in the middle of a large file.
     """

@@ -63,7 +63,8 @@ def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Pas
     Faults: a gold paragraph for more than a twentieth of the questions, as in HotpotQA's fullwiki files; 2WikiMultihopQA's
     aliases; other answers than one.
     """
-    titles = {html.unescape(passage.title) for passage in passages}
+    titles = passages.titles() if isinstance(passages, Corpus) else {passage.title for passage in passages}
+    titles = set(map(html.unescape, titles))
     gold = [set(map(html.unescape, question.supporting_titles)) for question in questions]
     share = sum(not titles.issuperset(each) for each in gold) / len(gold) if titles else 0.0
     if share > 0.05:

@@ -30,6 +30,13 @@ def test_the_stored_corpus_equals_the_one_in_memory(tmp_path, passages):
     assert scored == plain and hash(scored) == hash(plain)
 
 
+def test_titles_come_from_the_disk_as_from_memory(tmp_path):
+    hostile = ['","title":"', '","text":"', "\\", 'a "b" \\"', "\n\t", "&amp;", "é\u2028"]
+    rows = ODD + [Passage(f"{one}{i}", two, one) for i, one in enumerate(hostile) for two in hostile]
+    assert stored(rows, tmp_path).titles() == Corpus(rows).titles() == {row.title for row in rows}
+    assert Corpus.join([Corpus(rows), Corpus(ODD)]).titles() == Corpus(rows).titles()
+
+
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(-2, None), slice(None, None, -1), slice(2, 99)])
 def test_a_slice_is_a_list(tmp_path, rows):
     disk = stored(ODD, tmp_path)

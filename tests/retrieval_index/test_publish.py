@@ -9,7 +9,7 @@ from retrieval_index.publish import MANIFEST_FILE, publishing
 
 def fill(folder, content="content"):
     (folder / "file").write_text(content)
-    (folder / MANIFEST_FILE).write_text('{"format_version": 4, "files": {"file": {}}}')
+    (folder / MANIFEST_FILE).write_text('{"format_version": 5, "files": {"file": {}}}')
 
 
 def test_two_builds_of_one_folder_are_kept_apart(tmp_path):
