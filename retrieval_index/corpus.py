@@ -153,8 +153,8 @@ class Corpus(Sequence[Passage]):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex: the same in memory and on disk, and equal to that of `passages.jsonl`."""
         rows, digest = self._rows, hashlib.sha256()
-        stored = isinstance(rows, _StoredPassages)
-        for line in chain.from_iterable(rows.lines(0, len(self))) if stored else map(encode_passage, self):
+        parts = rows.lines(0, len(self)) if isinstance(rows, _StoredPassages) else [map(encode_passage, self)]
+        for line in chain.from_iterable(parts):
             digest.update(line)
         return digest.hexdigest()
 

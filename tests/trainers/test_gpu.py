@@ -8,7 +8,7 @@ import torch
 
 from trainers import grpo, ppo
 from trainers.checkpoints import checkpoint
-from trainers.engines import model_runner
+from trainers.engines import llama, model_runner
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
@@ -111,6 +111,7 @@ def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, 
     difference = (logprobs - batch.old_logprobs)[batch.mask].abs()
     assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
     assert engine.runner.graphs.count > 0
+    assert engine.runner._parts is llama.compiled_parts() and engine.runner._reads_lengths == (dtype == "bfloat16")
     assert policy.tree_attention == "packed"
 
 

@@ -63,6 +63,11 @@ class KVCache(Cache):
         keys, values = self._buffers[layer_idx]
         return self._store(keys, key_states), self._store(values, value_states)
 
+    def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that is stored of a layer, keys and values [rows, heads, width, D]."""
+        keys, values = self._buffers[layer]
+        return keys, values
+
     def _store(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         read = buffer[:, :, : self._pass_width][self._pass_rows]  # a view for a slice, a copy for a tensor
         if isinstance(self._pass_rows, slice):  # one token a row

@@ -3,7 +3,9 @@
 `ModelRunner` runs a model this way only if it agrees with `transformers`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,8 +15,8 @@ from trainers.engines.kv_cache import KVCache
 from trainers.models.lora import merged_weight
 
 if TYPE_CHECKING:
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
 # The linear layers of one layer, by what they are multiplied with: those of a line have the same input.
@@ -32,25 +34,44 @@ class CastWeights:
     Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
 
     Args:
-        dtype: of the products. Plain weights that have it already are used themselves.
+        dtype: of the products. Plain weights that have it already are used themselves, unless they are stacked.
         merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
+        stacks: whether layers with the same input are one product, of a copy of their weights.
     """
 
     @torch.no_grad()
-    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool):
+    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool, stacks: bool = False):
         self._modules = [
             {name: [layer.get_submodule(part) for part in parts] for name, parts in PROJECTIONS.items()}
             for layer in backbone.layers
         ]
+        self.dtype = dtype
         self._weights: dict[torch.nn.Module, list[torch.Tensor]] = {}  # and the biases that there are
         self._copied: list[torch.nn.Module] = []
-        for module in (module for layer in self._modules for part in layer.values() for module in part):
-            is_plain = type(module) is torch.nn.Linear
-            if known := merged_weight(module) if is_plain or merges else []:
-                copies = not is_plain or known[0].dtype != dtype
-                self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
-                if copies:
-                    self._copied.append(module)
+        self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first of the layers
+        for modules in (modules for layer in self._modules for modules in layer.values()):
+            for module in modules:
+                is_plain = type(module) is torch.nn.Linear
+                if known := merged_weight(module) if is_plain or merges else []:
+                    copies = not is_plain or known[0].dtype != dtype
+                    self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
+                    if copies:
+                        self._copied.append(module)
+            if stacks and len(modules) > 1:
+                self._stack(modules)
+
+    def _stack(self, modules: list[torch.nn.Module]) -> None:
+        """Put the weights of layers into one tensor, and their biases; what is known of each becomes a part of it."""
+        known = [self._weights.get(module, []) for module in modules]
+        if (
+            len({len(each) for each in known}) > 1 or not known[0]
+        ):  # one is called as it is, or has no bias as others have
+            return
+        self._stacked[modules[0]] = [torch.cat(parts) for parts in zip(*known, strict=True)]
+        sizes = [len(each[0]) for each in known]
+        split = [stacked.split(sizes) for stacked in self._stacked[modules[0]]]
+        self._weights |= zip(modules, map(list, zip(*split, strict=True)), strict=True)
+        self._copied += [module for module in modules if module not in self._copied]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -66,10 +87,76 @@ class CastWeights:
 
     def __call__(self, number: int, name: str, x: torch.Tensor) -> list[torch.Tensor]:
         """The outputs of some linear layers, which have the same input: ``PROJECTIONS[name]`` of this layer."""
-        return [
-            linear(x, *self._weights[module]) if module in self._weights else module(x)
-            for module in self._modules[number][name]
-        ]
+        modules = self._modules[number][name]
+        if modules[0] in self._stacked:
+            sizes = [len(self._weights[module][0]) for module in modules]
+            return list(linear(x, *self._stacked[modules[0]]).split(sizes, -1))
+        return [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
+
+
+def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """RMSNorm of x [..., H], for a product in ``dtype``."""
+    return rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(dtype)
+
+
+def add_and_normalize(
+    x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next hidden states x + change, and their `normalize`."""
+    x = x + change
+    return x, normalize(x, weight, eps, dtype)
+
+
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: tuple[torch.Tensor, float] | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The rotary embedding of queries or keys [m, w, heads, D], with Qwen3's norm before it."""
+    if norm is not None:
+        x = normalize(x, *norm, torch.float32)
+    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(dtype)
+
+
+def gate(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU, the product of two linear layers."""
+    return silu(x) * up
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a layer does between its products."""
+
+    normalize: Callable[..., torch.Tensor] = normalize
+    add_and_normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_and_normalize
+    rotate: Callable[..., torch.Tensor] = rotate
+    gate: Callable[..., torch.Tensor] = gate
+
+
+@cache
+def compiled_parts() -> Parts:
+    """`Parts` of one kernel each, for any number of tokens."""
+    plain = Parts()
+    compiled = {part.name: torch.compile(getattr(plain, part.name), dynamic=True) for part in fields(Parts)}
+    return Parts(**compiled)
+
+
+def attend_to_lengths(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of one token a row by FlashAttention, which reads each row's own length and splits long ones.
+
+    Args:
+        q: [m, heads, D]. Heads that share a key-value head are side by side.
+        keys, values: the cache of at least m rows, contiguous [rows, kv heads, width, D].
+        lengths: int32 [m], how many columns of its row each token attends to.
+    """
+    rows, heads, width, size = len(q), *keys.shape[1:]
+    # Each key-value head of each row is a sequence by itself, in which the heads that share it are its only token.
+    starts = torch.arange(rows * heads + 1, dtype=torch.int32, device=q.device)
+    return torch.ops.aten._flash_attention_forward(
+        q.reshape(rows * heads, -1, size), keys[:rows].view(-1, 1, size), values[:rows].view(-1, 1, size),
+        starts, starts * width, 1, width, 0.0, False, False,
+        scale=scale, seqused_k=lengths[:, None].expand(-1, heads).reshape(-1),
+    )[0].reshape(q.shape)  # fmt: skip
 
 
 def forward(
@@ -79,48 +166,46 @@ def forward(
     positions: torch.Tensor,
     attention_mask: torch.Tensor,
     kv_cache: KVCache,
+    parts: Parts = Parts(),
+    lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last hidden states [m, w, H] of a model of `MODEL_TYPES`, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].
         attention_mask: bool [m, 1, w, width], the columns of the cache that each token attends to: the first ones.
+        lengths: int32 [m], how many these are, if they are to be attended to by `attend_to_lengths`.
     """
     x = backbone.embed_tokens(ids)
     cos, sin = backbone.rotary_emb(x, positions)
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos[:, :, None], sin[:, :, None]
     half = cos.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
     group_size = 1  # query heads of one key-value head (GQA): they are run as so many tokens of a single head
-    for number, layer in enumerate(cast("Iterable[LlamaDecoderLayer]", backbone.layers)):
+    layers, dtype = list(cast("Iterable[LlamaDecoderLayer]", backbone.layers)), weights.dtype
+    norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    after = [(norm.weight, norm.variance_epsilon, dtype) for norm in norms]
+    h = parts.normalize(x, *after[0])
+    after = [*after[1:], (backbone.norm.weight, backbone.norm.variance_epsilon, backbone.norm.weight.dtype)]
+    for number, layer in enumerate(layers):
         attention = layer.self_attn
-        h = normalize(layer.input_layernorm, x)
-        shape = (*ids.shape, -1, attention.head_dim)
-        q, k, v = (x.view(shape) for x in weights(number, "qkv", h))
+        q, k, v = (x.view(*ids.shape, -1, attention.head_dim) for x in weights(number, "qkv", h))
+        q_norm = k_norm = None
         if hasattr(attention, "q_norm"):
             qwen3 = cast("Qwen3Attention", attention)
-            q, k = normalize(qwen3.q_norm, q), normalize(qwen3.k_norm, k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        q = q * cos + q.roll(half, -1) * sin
-        k = k * cos + k.roll(half, -1) * sin
-        k, v = kv_cache.update(k, v, number)
-        if q.shape[1] != k.shape[1] and group_size == 1:
-            group_size = q.shape[1] // k.shape[1]
-            attention_mask = attention_mask.repeat(1, 1, group_size, 1)
-        h = scaled_dot_product_attention(
-            q.to(v.dtype).reshape(len(ids), k.shape[1], -1, q.shape[-1]),
-            k,
-            v,
-            attn_mask=attention_mask,
-            scale=attention.scaling,
-        ).reshape(q.shape)
-        x = x + weights(number, "o", h.transpose(1, 2).flatten(2))[0]
-        h = normalize(layer.post_attention_layernorm, x)
-        gate, up = weights(number, "gate_up", h)
-        x = x + weights(number, "down", silu(gate) * up)[0]
-    return normalize(backbone.norm, x)
-
-
-def normalize(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
-    """A module's RMSNorm of x [..., H]."""
-    return rms_norm(x.to(module.weight.dtype), x.shape[-1:], module.weight, module.variance_epsilon)
+            q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (qwen3.q_norm, qwen3.k_norm))
+        q, k = parts.rotate(q, cos, sin, q_norm, v.dtype), parts.rotate(k, cos, sin, k_norm, v.dtype)
+        k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
+        if lengths is not None:
+            h = attend_to_lengths(q[:, 0], *kv_cache.buffers(number), lengths, attention.scaling)[:, None]
+        else:
+            if q.shape[2] != k.shape[1] and group_size == 1:
+                group_size = q.shape[2] // k.shape[1]
+                attention_mask = attention_mask.repeat(1, 1, group_size, 1)
+            grouped = q.transpose(1, 2).reshape(len(ids), k.shape[1], -1, q.shape[-1])
+            h = scaled_dot_product_attention(grouped, k, v, attn_mask=attention_mask, scale=attention.scaling)
+            h = h.reshape(len(ids), q.shape[2], *q.shape[1::2]).transpose(1, 2)
+        x, h = parts.add_and_normalize(x, weights(number, "o", h.flatten(2))[0], *after[2 * number])
+        h = parts.gate(*weights(number, "gate_up", h))
+        x, h = parts.add_and_normalize(x, weights(number, "down", h)[0], *after[2 * number + 1])
+    return h

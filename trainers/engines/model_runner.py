@@ -19,6 +19,7 @@ PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that a
 # Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
 # CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
+MERGED_FRACTION = 0.2  # of a GPU's memory: merged and stacked copies of all weights that a rollout may take
 
 
 class ModelRunner:
@@ -37,6 +38,7 @@ class ModelRunner:
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
+        self._parts, self._reads_lengths = llama.Parts(), False
         self.graphs: CUDAGraphCache | None = None
         on_gpu, exact = supports_cuda_graphs(policy.device), policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
@@ -49,7 +51,19 @@ class ModelRunner:
             slow = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
             warnings.warn(slow, stacklevel=3)
         if on_gpu and self._runs_as_llama:
+            self._use_kernels()
             self.graphs = CUDAGraphCache()
+
+    def _use_kernels(self) -> None:
+        """Compile what is between products, and attend with FlashAttention, where that gives what the model computes."""
+        reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
+        for reads in (True, False) if reads_lengths else (False,):
+            self._parts, self._reads_lengths = llama.compiled_parts(), reads
+            if not (reason := self._find_difference(1e-4 if self._policy.dtype == torch.float32 else 0.05)):
+                return
+            what = "FlashAttention" if reads else "compiled layers"
+            warnings.warn(f"sampling goes on without {what}, slower: {reason}", stacklevel=4)
+        self._parts = llama.Parts()
 
     @torch.no_grad()
     def _find_difference(self, tolerance: float) -> str:
@@ -77,7 +91,7 @@ class ModelRunner:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model may make of such a cache, or the library of its layers
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         finally:
             self._kv_cache, self._weights = KVCache(), None
             self.processed.clear()
@@ -92,9 +106,10 @@ class ModelRunner:
         return self._kv_cache
 
     def _has_room_to_merge(self) -> bool:
-        """Whether merged copies of all weights are as small as what may stay beside the policy."""
+        """Whether merged copies of all weights are small beside the device's memory."""
         size = sum(parameter.numel() for parameter in self._policy.model.parameters()) * self._policy.dtype.itemsize
-        return size <= KEPT_FRACTION / 2 * _device_memory(self._policy.device)
+        share = MERGED_FRACTION if supports_cuda_graphs(self._policy.device) else KEPT_FRACTION / 2
+        return size <= share * _device_memory(self._policy.device)
 
     def _keeps_buffers(self) -> bool:
         kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)
@@ -160,12 +175,16 @@ class ModelRunner:
                 past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
-            self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges)
+            stacks = self._merges and supports_cuda_graphs(self._policy.device)
+            self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges, stacks)
         elif self._weights_changed:
             self._weights.refresh()
         self._weights_changed = False
         (attention_mask,) = masks.values()
-        return llama.forward(self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache)
+        lengths = columns[:, 0].int() + 1 if self._reads_lengths and isinstance(rows, slice) else None
+        return llama.forward(
+            self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache, self._parts, lengths
+        )
 
     def _attention_masks(self, columns: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
         """Which columns of the cache the tokens in ``columns`` [m, w] attend to, bool [m, 1, w, width] by kind of layer."""

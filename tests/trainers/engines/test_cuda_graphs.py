@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from trainers.engines import cuda_graphs, model_runner
+from trainers.engines import cuda_graphs, llama, model_runner
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -40,6 +40,7 @@ def captured(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "GraphCapturer", Capturer)
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(llama, "compiled_parts", llama.Parts)  # see test_llama.py
     return counts
 
 

@@ -1,9 +1,12 @@
 """Layers run one after another are the model's own."""
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 
-from trainers.engines import llama
+from trainers.engines import llama, model_runner
 from trainers.engines.model_runner import ModelRunner
 from trainers.models.lora import add_lora, trainable_parameters
 
@@ -16,17 +19,85 @@ def test_merged_adapters_follow_the_weights(make_policy):
         torch.nn.init.normal_(parameter, std=0.2)
     backbone = model.base_model
     merged, called = (llama.CastWeights(backbone, torch.float32, merges=merges) for merges in (True, False))
-    before = [weight.data_ptr() for weight, *_ in merged._weights.values()]
+    stacked = llama.CastWeights(backbone, torch.float32, merges=True, stacks=True)
+    before = [weight.data_ptr() for own in (merged, stacked) for weight, *_ in own._weights.values()]
     for _ in range(2):
         with torch.no_grad():
             for name in ("qkv", "gate_up"):
-                for y, expected in zip(merged(1, name, x), called(1, name, x), strict=True):
-                    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+                for own in (merged, stacked):
+                    for y, expected in zip(own(1, name, x), called(1, name, x), strict=True):
+                        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
             for name, parameter in model.named_parameters():
                 parameter.add_(0.1 if "lora_" in name else 0.0)
         merged.refresh()
-    assert before == [weight.data_ptr() for weight, *_ in merged._weights.values()]
-    assert merged.nbytes > called.nbytes == 0
+        stacked.refresh()
+    assert before == [weight.data_ptr() for own in (merged, stacked) for weight, *_ in own._weights.values()]
+    assert stacked.nbytes == merged.nbytes > called.nbytes == 0
+    assert len(stacked._stacked) == 2 * len(backbone.layers)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_parts_compute_what_plain_ones_do(monkeypatch, backend):
+    """And are compiled once, whatever the number of rows, tokens and heads."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    compiled, plain, counts = llama.compiled_parts.__wrapped__(), llama.Parts(), torch._dynamo.utils.counters["stats"]
+    graphs = []
+    for rows, tokens, heads in ((2, 3, 4), (7, 5, 6)):
+        x, weight = torch.randn(rows, tokens, heads * 8), torch.rand(heads * 8)
+        change, up = torch.randn_like(x), torch.randn_like(x)
+        q, cos, sin = (torch.randn(rows, tokens, n, 8) for n in (heads, 1, 1))
+        for name, arguments in {
+            "normalize": (x, weight, 1e-6, torch.float32),
+            "add_and_normalize": (x, change, weight, 1e-6, torch.float32),
+            "rotate": (q, cos, sin, (torch.rand(8), 1e-6), torch.float32),
+            "gate": (change, up),
+        }.items():
+            found, expected = getattr(compiled, name)(*arguments), getattr(plain, name)(*arguments)
+            torch.testing.assert_close(found, expected)
+        graphs.append(counts["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
+
+
+def flash_attention(q, k, v, starts_q, starts_k, max_q, max_k, dropout, is_causal, debug, *, scale, seqused_k):
+    """What PyTorch's FlashAttention computes of sequences side by side, of whose keys only the first are used."""
+    out = torch.empty_like(q)
+    for i, used in enumerate(seqused_k.tolist()):
+        own, keys = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i] + used)
+        assert starts_k[i] + used <= starts_k[i + 1] and own.stop - own.start <= max_q and used <= max_k
+        parts = (x[rows].transpose(0, 1).float() for x, rows in ((q, own), (k, keys), (v, keys)))
+        attended = torch.nn.functional.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=True)
+        out[own] = attended.transpose(0, 1).to(q.dtype)
+    return (out,)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_decoding_reads_each_rows_own_length(make_policy, monkeypatch, family):
+    calls = []
+    monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(llama, "compiled_parts", llama.Parts)
+    monkeypatch.setattr(
+        torch.ops.aten, "_flash_attention_forward", lambda *args, **kw: calls.append(kw) or flash_attention(*args, **kw)
+    )
+    policy = make_policy("bytes", family=family)
+    policy.dtype = torch.bfloat16
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner = ModelRunner(policy)  # it compares with the library, on rows of different lengths
+    assert runner._reads_lengths and len(calls) == policy.model.config.num_hidden_layers
+    assert len({*calls[0]["seqused_k"].tolist()}) == 2
+
+
+def test_what_a_kernel_cannot_do_is_done_without_it(make_policy, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(llama, "compiled_parts", lambda: llama.Parts(gate=fail))
+    policy = make_policy("bytes", family="llama")
+    policy.dtype = torch.bfloat16
+    with pytest.warns(UserWarning, match="without FlashAttention.*image$"):
+        runner = ModelRunner(policy)
+    assert runner._runs_as_llama and not runner._reads_lengths and runner._parts == llama.Parts()
 
 
 def test_any_layout_of_what_attention_returns(make_policy, monkeypatch):
