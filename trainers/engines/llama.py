@@ -9,10 +9,11 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from trainers.engines.kv_cache import KVCache
 from trainers.models.lora import merged_weight
+from trainers.models.products import linear
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from trainers.algorithms.losses import entropy
 from trainers.models.architecture import find_backbone
+from trainers.models.products import linear
 from trainers.runtime.errors import UserError
 
 MAX_LOGITS = 2**24  # that are held at once, and again in the backward pass: 64 MiB
@@ -72,6 +73,8 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
 def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Compute float32 logits [..., V] of hidden states [..., H], whatever the layers ran in."""
     with torch.autocast(hidden.device.type, enabled=False):
+        if type(head) is torch.nn.Linear:
+            return linear(hidden.float(), head.weight, head.bias)
         return head(hidden.float())
 
 
