@@ -183,6 +183,8 @@ def forward(
     half = cos.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
     group_size = 1  # query heads of one key-value head (GQA): they are run as so many tokens of a single head
+    # As numbers to add: PyTorch's attention would convert it in every layer.
+    blocked = torch.zeros_like(attention_mask, dtype=weights.dtype).masked_fill_(~attention_mask, -torch.inf)
     layers, dtype = list(cast("Iterable[LlamaDecoderLayer]", backbone.layers)), weights.dtype
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     after = [(norm.weight, norm.variance_epsilon, dtype) for norm in norms]
@@ -202,9 +204,9 @@ def forward(
         else:
             if q.shape[2] != k.shape[1] and group_size == 1:
                 group_size = q.shape[2] // k.shape[1]
-                attention_mask = attention_mask.repeat(1, 1, group_size, 1)
+                blocked = blocked.repeat(1, 1, group_size, 1)
             grouped = q.transpose(1, 2).reshape(len(ids), k.shape[1], -1, q.shape[-1])
-            h = scaled_dot_product_attention(grouped, k, v, attn_mask=attention_mask, scale=attention.scaling)
+            h = scaled_dot_product_attention(grouped, k, v, attn_mask=blocked, scale=attention.scaling)
             h = h.reshape(len(ids), q.shape[2], *q.shape[1::2]).transpose(1, 2)
         x, h = parts.add_and_normalize(x, weights(number, "o", h.flatten(2))[0], *after[2 * number])
         h = parts.gate(*weights(number, "gate_up", h))
