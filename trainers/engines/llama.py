@@ -35,9 +35,9 @@ class CastWeights:
     Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
 
     Args:
-        dtype: of the products. Plain weights that have it already are used themselves, unless they are stacked.
+        dtype: of the products. Plain weights that have it already are used themselves.
         merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
-        stacks: whether layers with the same input are one product, of a copy of their weights.
+        stacks: whether layers with the same input are one product, where their weights are copied.
     """
 
     @torch.no_grad()
@@ -58,7 +58,7 @@ class CastWeights:
                     self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
                     if copies:
                         self._copied.append(module)
-            if stacks and len(modules) > 1:
+            if stacks and len(modules) > 1 and set(modules) <= set(self._copied):
                 self._stack(modules)
 
     def _stack(self, modules: list[torch.nn.Module]) -> None:
@@ -72,7 +72,6 @@ class CastWeights:
         sizes = [len(each[0]) for each in known]
         split = [stacked.split(sizes) for stacked in self._stacked[modules[0]]]
         self._weights |= zip(modules, map(list, zip(*split, strict=True)), strict=True)
-        self._copied += [module for module in modules if module not in self._copied]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -210,5 +209,6 @@ def forward(
             h = h.reshape(len(ids), q.shape[2], *q.shape[1::2]).transpose(1, 2)
         x, h = parts.add_and_normalize(x, weights(number, "o", h.flatten(2))[0], *after[2 * number])
         h = parts.gate(*weights(number, "gate_up", h))
-        x, h = parts.add_and_normalize(x, weights(number, "down", h)[0], *after[2 * number + 1])
+        add = parts.add_and_normalize if number + 1 < len(layers) else add_and_normalize  # of another precision
+        x, h = add(x, weights(number, "down", h)[0], *after[2 * number + 1])
     return h

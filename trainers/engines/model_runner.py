@@ -2,6 +2,7 @@
 
 import collections
 import os
+import threading
 import warnings
 from typing import Any
 
@@ -56,14 +57,15 @@ class ModelRunner:
 
     def _use_kernels(self) -> None:
         """Compile what is between products, and attend with FlashAttention, where that gives what the model computes."""
-        reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
-        for reads in (True, False) if reads_lengths else (False,):
-            self._parts, self._reads_lengths = llama.compiled_parts(), reads
-            if not (reason := self._find_difference(1e-4 if self._policy.dtype == torch.float32 else 0.05)):
-                return
-            what = "FlashAttention" if reads else "compiled layers"
-            warnings.warn(f"sampling goes on without {what}, slower: {reason}", stacklevel=4)
-        self._parts = llama.Parts()
+        tolerance = 1e-4 if self._policy.dtype == torch.float32 else 0.05
+        self._parts = llama.compiled_parts()
+        if reason := self._find_difference(tolerance):
+            self._parts = llama.Parts()
+            warnings.warn(f"sampling goes on without compiled layers, slower: {reason}", stacklevel=4)
+        self._reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
+        if self._reads_lengths and (reason := self._find_difference(tolerance)):
+            self._reads_lengths = False
+            warnings.warn(f"sampling goes on without FlashAttention, slower: {reason}", stacklevel=4)
 
     @torch.no_grad()
     def _find_difference(self, tolerance: float) -> str:
@@ -182,9 +184,16 @@ class ModelRunner:
         self._weights_changed = False
         (attention_mask,) = masks.values()
         lengths = columns[:, 0].int() + 1 if self._reads_lengths and isinstance(rows, slice) else None
-        return llama.forward(
-            self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache, self._parts, lengths
-        )
+        # PyTorch 2.11 compiles in one thread at a time: the one that trains.
+        parts = self._parts if threading.current_thread() is threading.main_thread() else llama.Parts()
+        caching = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # as in a capture, in which nothing can be compiled for another state
+        try:
+            return llama.forward(
+                self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache, parts, lengths
+            )
+        finally:
+            torch.set_autocast_cache_enabled(caching)
 
     def _attention_masks(self, columns: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
         """Which columns of the cache the tokens in ``columns`` [m, w] attend to, bool [m, 1, w, width] by kind of layer."""

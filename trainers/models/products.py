@@ -17,4 +17,4 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if not is_slow or weight.dtype != torch.float32:
         return functional.linear(x, weight, bias)
     y = (weight @ x.reshape(tokens, -1).T).T.contiguous().view(*x.shape[:-1], -1)
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)

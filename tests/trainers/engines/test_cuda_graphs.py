@@ -1,15 +1,19 @@
 """What is around CUDA graphs, without a GPU: a graph is stood in for by what repeats a function on the same tensors."""
 
+import threading
+import warnings
 import weakref
 
 import pytest
 import torch
 
+from tests.trainers.engines.test_llama import flash_attention
 from trainers.engines import cuda_graphs, llama, model_runner
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 
+PARTS = (llama.normalize, llama.add_and_normalize, llama.rotate, llama.gate)
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 
 
@@ -24,11 +28,16 @@ def captured(monkeypatch):
         def __init__(self, device):
             self.alive = weakref.WeakSet()
             self.used = False
+            self.caching = torch.is_autocast_cache_enabled()
 
         def __call__(self, function):
             assert self.alive or not self.used
             counts["captured"] += 1
+            compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            torch.set_autocast_cache_enabled(False)  # as `GraphCapturer` does
             result = torch.full_like(function(), torch.nan)  # a capture computes nothing
+            torch.set_autocast_cache_enabled(self.caching)
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled  # nor can it compile
 
             def replay():
                 counts["replayed"] += 1
@@ -42,6 +51,27 @@ def captured(monkeypatch):
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
     monkeypatch.setattr(llama, "compiled_parts", llama.Parts)  # see test_llama.py
     return counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_parts_are_captured(make_policy, captured, monkeypatch, dtype):
+    compiled = llama.Parts(*(torch.compile(part, backend="eager", dynamic=True) for part in PARTS))
+    monkeypatch.setattr(llama, "compiled_parts", lambda: compiled)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention)
+    policy = make_policy("bytes", family="llama")
+    policy.dtype = dtype
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = TransformersEngine(policy, ())
+        for keys in (PROMPTS, [0], [7, 1]):
+            generate(engine, {key: policy.encode(PROMPTS[key]) for key in keys}, 9, 0.0)
+    assert captured["captured"] > 0 and engine.runner._reads_lengths == (dtype == torch.bfloat16)
+    in_thread = []  # where another update may be compiled at the same time
+    monkeypatch.setattr(llama, "forward", lambda *args: in_thread.append(args[6]) or torch.zeros(1, 1, 32))
+    thread = threading.Thread(target=engine.runner.prefill, args=([[65]], [0], [0]))
+    thread.start()
+    thread.join()
+    assert in_thread == [llama.Parts()]
 
 
 def test_sizes_that_are_captured():
