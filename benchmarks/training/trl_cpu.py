@@ -150,7 +150,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     policy = load(args, start)
     settings = grpo.Args(
         seed=args.seed, lr=args.lr, questions_per_update=args.questions, group_size=args.group_size,
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=args.max_new_tokens, max_tokens_per_micro_batch=4096,
     )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
     engine, lines = TransformersEngine(policy, envs.envs[0].stop), []
@@ -172,7 +172,7 @@ def their_trainer(args: Args, start: Path, pace: Pace) -> dict:
     for parameter in policy.model.parameters():
         if not parameter.requires_grad:  # a head in float32 would be rounded once a token
             parameter.data = parameter.data.to(policy.dtype)
-    at_once = args.episodes if args.model == "tiny" else math.gcd(4, args.episodes)  # 6 GiB at 135 M
+    at_once = args.episodes if args.model == "tiny" else math.gcd(2, args.episodes)  # 6 GiB at 135 M
     drawn = (np.random.default_rng([args.seed, number]) for number in range(args.rounds))  # as in our collector
     seeds = [seed for rng in drawn for seed in rng.integers(2**31, size=args.questions).tolist()]
     work = trl_side.Work(
