@@ -106,9 +106,8 @@ def _decode_passage(line: bytes) -> Passage:
 
 
 def _decode_title(line: bytes) -> str:
-    title = line.partition(b'","title":"')[2].partition(b'","text":"')[
-        0
-    ]  # a quote inside a value has a backslash before it
+    _, _, rest = line.partition(b'","title":"')  # nothing else: a quote inside a value has a backslash before it
+    title, _, _ = rest.partition(b'","text":"')
     return json.loads(b'"%b"' % title) if b"\\" in title else str(title, "utf-8")
 
 

@@ -64,9 +64,7 @@ class CastWeights:
     def _stack(self, modules: list[torch.nn.Module]) -> None:
         """Put the weights of layers into one tensor, and their biases; what is known of each becomes a part of it."""
         known = [self._weights.get(module, []) for module in modules]
-        if (
-            len({len(each) for each in known}) > 1 or not known[0]
-        ):  # one is called as it is, or has no bias as others have
+        if len({len(each) for each in known}) > 1:  # not all of them have a bias
             return
         self._stacked[modules[0]] = [torch.cat(parts) for parts in zip(*known, strict=True)]
         sizes = [len(each[0]) for each in known]
@@ -142,7 +140,7 @@ def compiled_parts() -> Parts:
 def attend_to_lengths(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of one token a row by FlashAttention, which reads each row's own length and splits long ones.
+    """Attention of one token a row by FlashAttention, which reads each row's own length.
 
     Args:
         q: [m, heads, D]. Heads that share a key-value head are side by side.
