@@ -9,7 +9,7 @@ import torch
 from trainers import grpo, ppo
 from trainers.checkpoints import checkpoint
 from trainers.engines import llama, model_runner
-from trainers.engines.engine import generate
+from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.models import lora
@@ -80,6 +80,29 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
             with torch.no_grad():
                 for parameter in policy.model.parameters():
                     parameter.mul_(1.05)
+
+
+@torch.no_grad()
+def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy_on):
+    policy = make_policy_on("cuda")
+    engine = TransformersEngine(policy, ())
+    graphs, calls = engine.runner.graphs, []
+    prompts = {key: policy.encode("the town" * (key + 1)) for key in range(4)}
+    engine.submit(prompts, SamplingParams(max_new_tokens=40, top_p=0.9, min_p=0.01))
+    while graphs.count == 0:  # captures are compared with the step
+        engine._decode()
+
+    def strict(*args):
+        calls.append(args)
+        torch.cuda.set_sync_debug_mode("default" if len(calls) % 4 == 0 else "error")
+        return graphs(*args)
+
+    engine.runner.graphs = strict
+    try:
+        engine._decode()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(calls) == 4
 
 
 def test_a_step_that_cannot_be_captured(make_policy_on, monkeypatch):

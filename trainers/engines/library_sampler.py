@@ -121,8 +121,9 @@ class _TurnSampler(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         params, rows = self._params, torch.arange(len(scores), device=scores.device)
-        noise = next_noise(self.turns)
-        drawn, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p, noise)
+        noise = next_noise(self.turns, 1, scores.device)
+        own = None if noise is None else noise[0]
+        drawn, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p, own)
         self.steps += 1
         triples = zip(self.turns, drawn.tolist(), logprobs.tolist(), strict=True)
         tokens = [token if turn.ended else turn.append(token, logprob) for turn, token, logprob in triples]

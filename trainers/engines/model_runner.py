@@ -4,6 +4,7 @@ import collections
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that a
 # CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
 MERGED_FRACTION = 0.2  # of a GPU's memory: merged and stacked copies of all weights that a rollout may take
+
+Draw = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ModelRunner:
@@ -136,24 +139,30 @@ class ModelRunner:
         self.processed["prefill"] += ids.numel()
         self._run(ids, columns, torch.tensor(rows, device=device), width, max_length)
 
-    def decode(self, ids: list[int], lengths: list[int], max_length: int) -> torch.Tensor:
-        """Run one more token of each of the first rows of the KV cache; returns their hidden states [rows, H].
+    def decode(self, ids: list[int], lengths: list[int], max_length: int, draw: Draw, steps: int = 1) -> None:
+        """Run ``steps`` more tokens of each of the first rows of the KV cache; the device is not waited for in between.
 
         Args:
+            ids: the first token of each row.
             lengths: how many tokens each row holds so far.
-            max_length: tokens of the longest conversation with an open turn, the new one included.
+            max_length: tokens of the longest conversation with an open turn, its first new one included.
+            draw: hidden states [rows, H] of a token to the token after it, int64 [rows].
         """
-        count, width = len(ids), 1 + max(lengths)
+        count, width = len(ids), steps + max(lengths)
         if self.graphs:
             width, padding = bucket_size(width, 256), self.padded_rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
         self._kv_cache.reserve(len(ids), width)
-        self.processed["decode"] += len(ids)
-        self.processed["decode_steps"] += 1
+        self.processed["decode"] += steps * len(ids)
+        self.processed["decode_steps"] += steps
         inputs, columns = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
-        if self.graphs and self._kv_cache.nbytes and not self._weights_changed:
-            return self.graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)[:count, -1]
-        return self._run(inputs, columns, slice(0, len(ids)), width, max_length)[:count, -1]
+        for step in range(steps):
+            if self.graphs and self._kv_cache.nbytes and not self._weights_changed:
+                hidden = self.graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)
+            else:
+                hidden = self._run(inputs, columns, slice(0, len(ids)), width, max_length + step)
+            inputs[:count, 0] = draw(hidden[:count, -1])
+            columns += 1
 
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
         return self._run(ids, columns, slice(0, len(ids)), width, width)

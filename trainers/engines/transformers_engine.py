@@ -17,6 +17,7 @@ from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
 MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instructions, from which on they are run once
+STEPS_AT_ONCE = 4  # on a GPU: whenever tokens are looked at it waits for 2 ms, a quarter of a 3 B model's step
 
 
 class TransformersEngine:
@@ -79,7 +80,7 @@ class TransformersEngine:
         # Around all of it: under autocast weights are rounded once, and not for each token.
         with torch.no_grad(), self.policy.autocast():
             while self._open and len(done) <= enough:
-                done |= self._decode_step() if self._library is None else self._sample_by(self._library)
+                done |= self._decode() if self._library is None else self._sample_by(self._library)
         return done
 
     def _sample_by(self, library: LibrarySampler) -> dict[int, Completion]:
@@ -115,57 +116,71 @@ class TransformersEngine:
         for sequence, ids in new_ids.items():
             sequence.ids += ids
 
-    def _decode_step(self) -> dict[int, Completion]:
-        """One more token for each open turn; returns those that it completes."""
-        running, cache = self._running, self._cache
+    def _decode(self) -> dict[int, Completion]:
+        """The next tokens of each open turn; returns the turns that they complete."""
+        running, cache, policy, params = self._running, self._cache, self.policy, self._params
         num_rows = 1 + max(sequence.index for sequence in running)
         if num_rows > 2 * len(running):
             cache.move_to_front(running)
             num_rows = len(running)
         # Rows in between without an open turn are run too; what that writes behind their end is overwritten later.
         cached = cache.sequences[: self.runner.padded_rows(num_rows)]
-        hidden = self.runner.decode(
-            [self.policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in cached],
-            [len(sequence.ids) for sequence in cached],
-            max_length=1 + max(len(sequence.ids) for sequence in running),
-        )
-        logits = self.policy.logits(hidden[torch.tensor([s.index for s in running], device=hidden.device)])
         keys = [key for sequence in running for key in sequence.keys]
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
-        rows, params = torch.tensor(row_of_key, device=hidden.device), self._params
-        noise = next_noise([self._open[key] for key in keys])
-        tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p, noise)
-        drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
-        self._running = []
+        places = torch.tensor([sequence.index for sequence in running], device=policy.device)
+        rows = torch.tensor(row_of_key, device=policy.device)
+        turns = [self._open[key] for key in keys]
+        steps = self._steps_at_once(turns)
+        noise = next_noise(turns, steps, policy.device)
+        drawn: list[torch.Tensor] = []
+
+        def draw(hidden: torch.Tensor) -> torch.Tensor:
+            of_step = None if noise is None else noise[len(drawn)]
+            logits = policy.logits(hidden[places])
+            tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p, of_step)
+            drawn.append(torch.stack([tokens.double(), logprobs.double()]))  # both are exact
+            return tokens.new_full((len(hidden),), policy.pad_id).index_put((places[rows],), tokens)
+
+        self.runner.decode(
+            [policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in cached],
+            [len(sequence.ids) for sequence in cached],
+            1 + max(len(sequence.ids) for sequence in running), draw, steps,
+        )  # fmt: skip
+        done: dict[int, Completion] = {}
+        for tokens, logprobs in torch.stack(drawn).tolist():
+            done |= self._append_drawn(dict(zip(keys, zip(map(int, tokens), logprobs, strict=True), strict=True)))
+        cache.copy_forks()
+        return done
+
+    def _steps_at_once(self, turns: list[OpenTurn]) -> int:
+        """How many tokens are drawn before the first is looked at: what comes after a turn's end is dropped."""
+        if self.runner.graphs is None or self._budget is not None or len(turns) > len(self._running):
+            return 1  # the next tokens may be others than the drawn ones, or conversations come apart
+        return min(STEPS_AT_ONCE, max(turn.longest - len(turn.completion.tokens) for turn in turns))
+
+    def _append_drawn(self, drawn: dict[int, tuple[int, float]]) -> dict[int, Completion]:
+        """Give each open turn its token; returns the turns that this completes."""
+        running, self._running = self._running, []
         done: dict[int, Completion] = {}
         for sequence in running:
             assert sequence.next_id is not None  # its turn is open
             sequence.ids.append(sequence.next_id)
-            complete, continuing = self._append_drawn(sequence, drawn)
+            complete: dict[int, Completion] = {}
+            continuing: dict[int, list[int]] = {}  # by token
+            for key in sequence.keys:
+                token = self._open[key].append(*drawn[key])
+                if self._open[key].ended:
+                    complete[key] = self._open.pop(key).completion
+                else:
+                    continuing.setdefault(token, []).append(key)
             done |= complete
             if complete and continuing:
-                cache.fork(sequence, list(complete))
+                self._cache.fork(sequence, list(complete))
             for token, keys in continuing.items():
-                fork = cache.fork(sequence, keys)
+                fork = self._cache.fork(sequence, keys)
                 fork.next_id = token
                 self._running.append(fork)
-        cache.copy_forks()
         return done
-
-    def _append_drawn(
-        self, sequence: CachedSequence, drawn: dict[int, tuple[int, float]]
-    ) -> tuple[dict[int, Completion], dict[int, list[int]]]:
-        """Give each conversation of a sequence its token; returns the turns that this completes, and the other
-        conversations by token."""
-        complete: dict[int, Completion] = {}
-        continuing: dict[int, list[int]] = {}
-        for key in sequence.keys:
-            token = self._open[key].append(*drawn[key])
-            if self._open[key].ended:
-                complete[key] = self._open.pop(key).completion
-            else:
-                continuing.setdefault(token, []).append(key)
-        return complete, continuing
 
 
 def _common_prefix(sequences: list[list[int]]) -> list[int]:

@@ -126,9 +126,11 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
     return policy.thought_marks if policy.thought_marks != THINK else ("<think>", "\n</think>\n\n")
 
 
-def next_noise(turns: Sequence[OpenTurn]) -> torch.Tensor | None:
-    """`trainers.engines.sampling.sample`'s, float64 [M], for the next token of each turn; None if they have none of their
-    own. A turn that has ended is drawn for all the same."""
+def next_noise(turns: Sequence[OpenTurn], steps: int, device: torch.device) -> torch.Tensor | None:
+    """`trainers.engines.sampling.sample`'s, float64 [steps, M], for the next tokens of each turn; None if they have none of
+    their own. A turn that has ended is drawn for all the same."""
     if not all(turn.noise for turn in turns):
         return None
-    return torch.tensor([turn.noise[len(turn.completion.tokens) % turn.longest] for turn in turns], dtype=torch.float64)
+    lengths = [len(turn.completion.tokens) for turn in turns]
+    noise = [[t.noise[(n + i) % t.longest] for t, n in zip(turns, lengths, strict=True)] for i in range(steps)]
+    return torch.tensor(noise, dtype=torch.float64, device=device)

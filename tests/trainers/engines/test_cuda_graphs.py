@@ -6,11 +6,12 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.engines.test_llama import flash_attention
 from trainers.engines import cuda_graphs, llama, model_runner
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size
-from trainers.engines.engine import generate
+from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
 
 PARTS = (llama.normalize, llama.add_and_normalize, llama.rotate, llama.gate)
@@ -103,6 +104,62 @@ def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch):
                 parameter.mul_(1.1)
     assert captured["replayed"] > 50
     assert captured["captured"] == of_round  # what the first round captured, the second one uses
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_turns_are_the_same_if_tokens_are_looked_at_late(make_policy, captured, monkeypatch, temperature):
+    """Turns of several lengths end within the steps that are taken at once, some by a stop string, and attempts part."""
+    policy = make_policy("bytes", 3)
+    ends = tuple("aeiou0123456789")
+    prompts = {key: policy.encode(PROMPTS[[3, 0, 7][key % 3]]) for key in range(9)}
+    seeds = {key: key // 2 if key < 6 else key for key in prompts}  # some attempts stay together
+    params = SamplingParams(max_new_tokens=23, temperature=temperature)
+    found, steps = [], []
+    decode = model_runner.ModelRunner.decode
+    monkeypatch.setattr(model_runner.ModelRunner, "decode", lambda *args: steps.append(args[-1]) or decode(*args))
+    for on_gpu in (True, False):
+        with monkeypatch.context() as here:
+            here.setattr(model_runner, "supports_cuda_graphs", lambda device, on_gpu=on_gpu: on_gpu)
+            engine = TransformersEngine(policy, ends)
+        contexts, turns = dict(prompts), []
+        for _ in range(3):
+            engine.submit(contexts, params, seeds)
+            done = {}
+            while some := engine.wait():
+                done |= some
+            turns.append(done)
+            contexts = {key: ids + done[key].tokens + policy.encode("seen" * key, " ") for key, ids in contexts.items()}
+        found.append(turns)
+    for late, at_once in zip(*found, strict=True):
+        assert {key: late[key].tokens for key in prompts} == {key: at_once[key].tokens for key in prompts}
+        for key in prompts:
+            assert late[key].logprobs == pytest.approx(at_once[key].logprobs, abs=1e-4)
+    lengths = {len(done.tokens) for turns in found[0] for done in turns.values()}
+    assert {1, 4} < {*steps} and len(lengths) > 3
+
+
+@torch.no_grad()
+def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy, captured):
+    """Between their first and their last token nothing is read from the device, or sent to it."""
+    policy = make_policy("bytes", 3)
+    engine = TransformersEngine(policy, ())
+    engine.submit({0: policy.encode("the town")}, SamplingParams(max_new_tokens=40, top_p=0.9, min_p=0.01))
+    while engine.runner.graphs.count == 0:  # captures are compared with the step
+        engine._decode()
+    graphs, events = engine.runner.graphs, []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            events.append(function.overloadpacket.__name__)
+            return function(*args, **kwargs or {})
+
+    engine.runner.graphs = lambda *args: events.append("step") or graphs(*args)
+    with Record():
+        engine._decode()
+    first, last = events.index("step"), len(events) - events[::-1].index("step")
+    assert events.count("step") == 4
+    assert not {"lift_fresh", "_local_scalar_dense", "nonzero"} & {*events[first:last]}
+    assert "lift_fresh" in events[:first]
 
 
 def test_what_does_not_fit_beside_the_update_is_dropped(make_policy, captured, monkeypatch):
