@@ -16,6 +16,7 @@ from trainers.models.prefix_trees import PrefixTrees
 
 ATTENTION_NAME = "tree_rows"  # as models know it
 MIN_WIDTH = 256  # of a model: in a narrower one attention is as much work as the rest, and rows are short
+CHUNK = 128  # queries that attend at once, to the keys up to theirs
 TOKEN_COST = 10**9  # for `group_by_prefix`: whatever is shared is saved
 
 
@@ -60,11 +61,14 @@ def attend_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, s
     keys, values = (x.float().index_select(1, rows.keys).to(x.dtype).split(of_keys, 1) for x in (k, v))
     outs = []
     for query, key, value in zip(queries, keys, values, strict=True):
-        count, length = query.shape[1], key.shape[1]
-        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count).repeat(shared, 1)
-        grouped = query.reshape(1, heads, shared * count, -1)  # heads that share a key, as so many more queries of it
-        out = scaled_dot_product_attention(grouped, key[None], value[None], attn_mask=mask, scale=scale)
-        outs.append(out.reshape(query.shape))
+        end = key.shape[1] - query.shape[1]
+        for chunk in query.split(CHUNK, 1):
+            count, end = chunk.shape[1], end + chunk.shape[1]
+            mask = torch.ones(count, end, dtype=torch.bool).tril(end - count).repeat(shared, 1)
+            # Heads that share a key are so many more queries of it.
+            grouped = chunk.reshape(1, heads, shared * count, -1)
+            out = scaled_dot_product_attention(grouped, key[None, :, :end], value[None, :, :end], mask, scale=scale)
+            outs.append(out.reshape(chunk.shape))
     return torch.cat(outs, 1).index_select(1, rows.queries.argsort())
 
 

@@ -121,6 +121,7 @@ def test_trees_are_run_as_the_model_allows(make, monkeypatch):
     not at all. A new adapter, half of whose gradients are zero, is no reason against."""
     assert choose_tree_attention(make("llama").model.base_model, IDS, torch.float32) == "masked"
     monkeypatch.setattr(row_attention, "MIN_WIDTH", 32)
+    monkeypatch.setattr(row_attention, "CHUNK", 3)  # of rows of 8 tokens
     for name in ("llama", "seed_oss", "qwen2", "qwen3", "gemma"):
         assert choose_tree_attention(make(name).model.base_model, IDS, torch.float32) == "rows"
     new = make("llama")
