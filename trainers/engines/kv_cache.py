@@ -5,20 +5,27 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from trainers.engines.cuda_graphs import bucket_size
+
 
 class KVCache(Cache):
     """The keys and values of each layer, [rows, heads, width, D].
 
     Tokens fill a row from the first column; the engine masks what is after them. Call `set_positions` before each pass.
 
+    Args:
+        on_gpu: buffers grow by little at a time, since a GPU has little memory; otherwise they at least double.
+
     Attributes:
+        width: columns that there is room for.
         version: changes whenever the buffers move to another address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool = False) -> None:
         super().__init__(layers=[])
         self._buffers: list[list[torch.Tensor]] = []
-        self._num_rows = self._width = self.version = 0
+        self._num_rows = self.width = self.version = 0
+        self._on_gpu = on_gpu
 
     def set_positions(self, rows: torch.Tensor | slice, columns: torch.Tensor, width: int) -> None:
         """Say where the tokens of the next pass are stored.
@@ -31,23 +38,22 @@ class KVCache(Cache):
         self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for rows and columns. Buffers at least double; on a GPU, which has little memory, they grow by a quarter."""
-        if rows <= self._num_rows and width <= self._width:
+        """Make room for rows and columns."""
+        if rows <= self._num_rows and width <= self.width:
             return
-        factor = 1.25 if self._buffers and self._buffers[0][0].is_cuda else 2
-        if rows > self._num_rows:
-            self._num_rows = max(rows, int(factor * self._num_rows))
-        if width > self._width:
-            self._width = max(width + 32, int(factor * self._width))
+        if rows > self._num_rows:  # on a GPU as many as a decoding step has, padding included
+            self._num_rows = bucket_size(rows, 8) if self._on_gpu else max(rows, 2 * self._num_rows)
+        if width > self.width:
+            self.width = max(width + 32, int((1.25 if self._on_gpu else 2) * self.width))
         for layer in self._buffers:
             for i, buffer in enumerate(layer):
                 layer[i] = self._grow(buffer)  # one by one: twice all of them may not fit
         self.version += 1
 
     def _grow(self, old: torch.Tensor) -> torch.Tensor:
-        if old.shape[0] == self._num_rows and old.shape[2] == self._width:
+        if old.shape[0] == self._num_rows and old.shape[2] == self.width:
             return old
-        new = old.new_zeros(self._num_rows, old.shape[1], self._width, old.shape[3])
+        new = old.new_zeros(self._num_rows, old.shape[1], self.width, old.shape[3])
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
@@ -57,7 +63,7 @@ class KVCache(Cache):
         """Store the new keys and values of a layer, [m, heads, w, D]; return those that attention reads, [m, heads, width, D]."""
         key_states = key_states.to(value_states.dtype)  # under autocast the rotary embedding makes them float32
         if layer_idx == len(self._buffers):
-            shape = self._num_rows, key_states.shape[1], self._width
+            shape = self._num_rows, key_states.shape[1], self.width
             self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in (key_states, value_states)])
             self.version += 1
         keys, values = self._buffers[layer_idx]
@@ -79,6 +85,7 @@ class KVCache(Cache):
 
     def copy_rows(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy rows onto others, over their first ``width`` columns."""
+        self.reserve(1 + max(sources + targets), width)
         if not self._buffers:
             return
         # On a GPU each use of a list would wait for its own upload.

@@ -38,13 +38,14 @@ class ModelRunner:
         self._config = policy.model.config.get_text_config()
         self._kinds = layer_kinds(self._config)
         self.processed: collections.Counter[str] = collections.Counter()
-        self._policy, self._kv_cache = policy, KVCache()
+        self._policy, self._on_gpu = policy, supports_cuda_graphs(policy.device)
+        self._kv_cache = KVCache(self._on_gpu)
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
         self._parts, self._reads_lengths = llama.Parts(), False
         self.graphs: CUDAGraphCache | None = None
-        on_gpu, exact = supports_cuda_graphs(policy.device), policy.dtype == torch.float32
+        on_gpu, exact = self._on_gpu, policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
         self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama.MODEL_TYPES
         if self._runs_as_llama:
@@ -82,7 +83,7 @@ class ModelRunner:
             return f"its attention stays within {max(local)} tokens"
         ids, device = self._policy.encode(PROBE_TEXT), self._policy.device
         rows, width = [ids, ids[: 1 + len(ids) // 2]], len(ids)
-        self._kv_cache, self._weights, self._weights_changed = KVCache(), None, True
+        self._kv_cache, self._weights, self._weights_changed = KVCache(self._on_gpu), None, True
         try:
             with self._policy.autocast(), narrow_window(self._config, PROBE_WINDOW):
                 passes = [self._backbone(torch.tensor([row], device=device), use_cache=False) for row in rows]
@@ -98,14 +99,14 @@ class ModelRunner:
         except Exception as error:  # whatever a model may make of such a cache, or the library of its layers
             return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         finally:
-            self._kv_cache, self._weights = KVCache(), None
+            self._kv_cache, self._weights = KVCache(self._on_gpu), None
             self.processed.clear()
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
         self._weights_changed = True
         if not self._keeps_buffers():
-            self._kv_cache, self._weights = KVCache(), None
+            self._kv_cache, self._weights = KVCache(self._on_gpu), None
             if self.graphs is not None:
                 self.graphs.clear()
         return self._kv_cache
@@ -113,7 +114,7 @@ class ModelRunner:
     def _has_room_to_merge(self) -> bool:
         """Whether merged copies of all weights are small beside the device's memory."""
         size = sum(parameter.numel() for parameter in self._policy.model.parameters()) * self._policy.dtype.itemsize
-        share = MERGED_FRACTION if supports_cuda_graphs(self._policy.device) else KEPT_FRACTION / 2
+        share = MERGED_FRACTION if self._on_gpu else KEPT_FRACTION / 2
         return size <= share * _device_memory(self._policy.device)
 
     def _keeps_buffers(self) -> bool:
@@ -133,9 +134,9 @@ class ModelRunner:
         columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
         max_length = max(length + len(part) for part, length in zip(new_ids, lengths, strict=True))
         width = longest + max(lengths)  # with room for the padding of the longest one
+        self._kv_cache.reserve(1 + max(rows), width)
         if self.graphs:
-            width = bucket_size(width, 256)
-        self._kv_cache.reserve(0, width)
+            width = min(bucket_size(width, 256), self._kv_cache.width)
         self.processed["prefill"] += ids.numel()
         self._run(ids, columns, torch.tensor(rows, device=device), width, max_length)
 
@@ -150,9 +151,12 @@ class ModelRunner:
         """
         count, width = len(ids), steps + max(lengths)
         if self.graphs:
-            width, padding = bucket_size(width, 256), self.padded_rows(count) - count
+            padding = self.padded_rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
         self._kv_cache.reserve(len(ids), width)
+        if self.graphs:  # a few widths, or a single one where rows are read up to their own length
+            most = self._kv_cache.width
+            width = most if self._reads_lengths else min(bucket_size(width, 256), most)
         self.processed["decode"] += steps * len(ids)
         self.processed["decode_steps"] += steps
         inputs, columns = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
@@ -186,7 +190,7 @@ class ModelRunner:
                 past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
-            stacks = self._merges and supports_cuda_graphs(self._policy.device)
+            stacks = self._merges and self._on_gpu
             self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges, stacks)
         elif self._weights_changed:
             self._weights.refresh()

@@ -86,7 +86,6 @@ class PrefixCache:
     def _add(self, keys: list[int], ids: list[int] | None = None) -> CachedSequence:
         sequence = CachedSequence(len(self.sequences), keys, ids or [])
         self.sequences.append(sequence)
-        self.kv_cache.reserve(len(self.sequences), 0)
         self._sequence_of |= dict.fromkeys(keys, sequence)
         return sequence
 

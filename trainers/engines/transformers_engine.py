@@ -110,7 +110,6 @@ class TransformersEngine:
 
     def _append(self, new_ids: dict[CachedSequence, list[int]]) -> None:
         """Append ids to cached sequences, in one pass."""
-        self._cache.kv_cache.reserve(len(self._cache.sequences), 0)
         rows, lengths = [sequence.index for sequence in new_ids], [len(sequence.ids) for sequence in new_ids]
         self.runner.prefill(list(new_ids.values()), rows, lengths)
         for sequence, ids in new_ids.items():

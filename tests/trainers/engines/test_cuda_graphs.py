@@ -162,6 +162,19 @@ def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy, ca
     assert "lift_fresh" in events[:first]
 
 
+def test_keys_and_values_take_what_a_step_reads(make_policy, captured):
+    """And little more: on a GPU they are what limits the number of episodes."""
+    policy = make_policy("bytes", 2)
+    engine = TransformersEngine(policy, ())
+    contexts = {key: policy.encode("the town " * 9) for key in range(9)}
+    for _ in range(4):
+        done = generate(engine, contexts, 20, 1.0)
+        contexts = {key: ids + done[key].tokens + policy.encode("seen " * 9, " ") for key, ids in contexts.items()}
+    longest = max(len(ids) for ids in contexts.values())
+    rows, _, width, _ = engine._cache.kv_cache.buffers(0)[0].shape
+    assert rows == 12 and width <= 1.25 * longest
+
+
 def test_what_does_not_fit_beside_the_update_is_dropped(make_policy, captured, monkeypatch):
     policy = make_policy("bytes", 2)
     engine = TransformersEngine(policy, ())
