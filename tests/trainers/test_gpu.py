@@ -88,7 +88,7 @@ def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy_on)
     engine = TransformersEngine(policy, ())
     graphs, calls = engine.runner.graphs, []
     prompts = {key: policy.encode("the town" * (key + 1)) for key in range(4)}
-    engine.submit(prompts, SamplingParams(max_new_tokens=40, top_p=0.9, min_p=0.01))
+    engine.submit(prompts, SamplingParams(max_new_tokens=40, top_p=0.9, min_p=0.01), {key: key for key in prompts})
     while graphs.count == 0:  # captures are compared with the step
         engine._decode()
 

@@ -149,7 +149,10 @@ class ModelRunner:
             max_length: tokens of the longest conversation with an open turn, its first new one included.
             draw: hidden states [rows, H] of a token to the token after it, int64 [rows].
         """
-        count, width = len(ids), steps + max(lengths)
+        count = len(ids)
+        # No open turn goes further; rows whose turns end earlier may not either, or some models would change all positions.
+        width = int(min(steps + max(lengths), self._policy.max_length))
+        last = width - 1
         if self.graphs:
             padding = self.padded_rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
@@ -166,7 +169,7 @@ class ModelRunner:
             else:
                 hidden = self._run(inputs, columns, slice(0, len(ids)), width, max_length + step)
             inputs[:count, 0] = draw(hidden[:count, -1])
-            columns += 1
+            columns.add_(1).clamp_(max=last)
 
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
         return self._run(ids, columns, slice(0, len(ids)), width, width)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -33,6 +34,8 @@ class TransformersEngine:
         self.policy, self.runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
         self.max_length, self.processed = policy.max_length, self.runner.processed
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
+        # How many tokens are drawn before the first is looked at.
+        self._steps_at_once = 1 if self.runner.graphs is None else STEPS_AT_ONCE
         self._library: LibrarySampler | None = None
         if reason := self.runner.unfit:
             self._library = LibrarySampler(policy, self.runner.processed)
@@ -128,8 +131,11 @@ class TransformersEngine:
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
         places = torch.tensor([sequence.index for sequence in running], device=policy.device)
         rows = torch.tensor(row_of_key, device=policy.device)
+        # A row goes on with what is drawn for the first of its conversations.
+        leaders = {sequence: sequence.keys[0] for sequence in running}
+        first = torch.tensor([0, *accumulate(len(sequence.keys) for sequence in running[:-1])], device=policy.device)
         turns = [self._open[key] for key in keys]
-        steps = self._steps_at_once(turns)
+        steps = min(self._steps_at_once, max(turn.longest - len(turn.completion.tokens) for turn in turns))
         noise = next_noise(turns, steps, policy.device)
         drawn: list[torch.Tensor] = []
 
@@ -138,48 +144,62 @@ class TransformersEngine:
             logits = policy.logits(hidden[places])
             tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p, of_step)
             drawn.append(torch.stack([tokens.double(), logprobs.double()]))  # both are exact
-            return tokens.new_full((len(hidden),), policy.pad_id).index_put((places[rows],), tokens)
+            return tokens.new_full((len(hidden),), policy.pad_id).index_put((places,), tokens[first])
 
         self.runner.decode(
             [policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in cached],
             [len(sequence.ids) for sequence in cached],
             1 + max(len(sequence.ids) for sequence in running), draw, steps,
         )  # fmt: skip
+        steps_drawn = [
+            dict(zip(keys, zip(map(int, tokens), logprobs, strict=True), strict=True))
+            for tokens, logprobs in torch.stack(drawn).tolist()
+        ]
+        return self._read_drawn(leaders, steps_drawn)
+
+    def _read_drawn(
+        self, leaders: dict[CachedSequence, int], steps: list[dict[int, tuple[int, float]]]
+    ) -> dict[int, Completion]:
+        """Append what was drawn for each conversation in some steps; returns the turns that this completes.
+
+        What was drawn after the end of a turn is dropped, and after a token that its row did not go on with.
+        """
         done: dict[int, Completion] = {}
-        for tokens, logprobs in torch.stack(drawn).tolist():
-            done |= self._append_drawn(dict(zip(keys, zip(map(int, tokens), logprobs, strict=True), strict=True)))
-        cache.copy_forks()
+        self._running = []
+        for number, drawn in enumerate(steps, 1):
+            rows, leaders = leaders, {}
+            for sequence, leader in rows.items():
+                followed = drawn[leader][0] if number < len(steps) else None
+                complete, continuing = self._append_drawn(sequence, drawn)
+                done |= complete
+                if complete and continuing:
+                    self._cache.fork(sequence, list(complete))
+                for token in sorted(continuing, key=lambda token: token == followed):  # that one keeps the row
+                    fork = self._cache.fork(sequence, continuing[token])
+                    fork.next_id = token
+                    if token == followed:
+                        leaders[fork] = leader
+                    else:
+                        self._running.append(fork)
+        self._cache.copy_forks()
         return done
 
-    def _steps_at_once(self, turns: list[OpenTurn]) -> int:
-        """How many tokens are drawn before the first is looked at: what comes after a turn's end is dropped."""
-        if self.runner.graphs is None or self._budget is not None or len(turns) > len(self._running):
-            return 1  # the next tokens may be others than the drawn ones, or conversations come apart
-        return min(STEPS_AT_ONCE, max(turn.longest - len(turn.completion.tokens) for turn in turns))
-
-    def _append_drawn(self, drawn: dict[int, tuple[int, float]]) -> dict[int, Completion]:
-        """Give each open turn its token; returns the turns that this completes."""
-        running, self._running = self._running, []
-        done: dict[int, Completion] = {}
-        for sequence in running:
-            assert sequence.next_id is not None  # its turn is open
-            sequence.ids.append(sequence.next_id)
-            complete: dict[int, Completion] = {}
-            continuing: dict[int, list[int]] = {}  # by token
-            for key in sequence.keys:
-                token = self._open[key].append(*drawn[key])
-                if self._open[key].ended:
-                    complete[key] = self._open.pop(key).completion
-                else:
-                    continuing.setdefault(token, []).append(key)
-            done |= complete
-            if complete and continuing:
-                self._cache.fork(sequence, list(complete))
-            for token, keys in continuing.items():
-                fork = self._cache.fork(sequence, keys)
-                fork.next_id = token
-                self._running.append(fork)
-        return done
+    def _append_drawn(
+        self, sequence: CachedSequence, drawn: dict[int, tuple[int, float]]
+    ) -> tuple[dict[int, Completion], dict[int, list[int]]]:
+        """Give each conversation of a sequence its token; returns the turns that this completes, and the other
+        conversations by token."""
+        assert sequence.next_id is not None  # its turn is open
+        sequence.ids.append(sequence.next_id)
+        complete: dict[int, Completion] = {}
+        continuing: dict[int, list[int]] = {}
+        for key in sequence.keys:
+            token = self._open[key].append(*drawn[key])
+            if self._open[key].ended:
+                complete[key] = self._open.pop(key).completion
+            else:
+                continuing.setdefault(token, []).append(key)
+        return complete, continuing
 
 
 def _common_prefix(sequences: list[list[int]]) -> list[int]:
