@@ -38,11 +38,10 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from agent_envs.generators.miniwiki import vocabulary
 from benchmarks.training import trl_side
 from trainers import grpo
-from trainers.engines import llama
 from trainers.engines.engine import SamplingParams
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
-from trainers.models import lora
+from trainers.models import llama_parts, lora
 from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import set_matmul_precision
 from trainers.models.policy import Policy
@@ -175,7 +174,7 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
         "step_ms": 1e3 * step, "tokens_per_second": rows / step, "bytes_per_step": read, "bytes_per_second": read / step,
         "prefill_s": prefill_s, "prefill_flops_per_second": operations / prefill_s,
         "cuda_graphs": getattr(engine.runner.graphs, "count", 0),
-        "compiled": engine.runner._parts != llama.Parts(), "flash_attention": engine.runner._reads_lengths,
+        "compiled": engine.runner._parts != llama_parts.Parts(), "flash_attention": engine.runner._reads_lengths,
         "tokens_per_second_with_prefill": rows * new / (new * step + prefill_s), "gib": peak_gib(),
     }  # fmt: skip
 

@@ -8,11 +8,11 @@ import torch
 
 from trainers import grpo, ppo
 from trainers.checkpoints import checkpoint
-from trainers.engines import llama, model_runner
+from trainers.engines import model_runner
 from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
-from trainers.models import lora
+from trainers.models import llama_parts, lora
 from trainers.models.loading import load_policy, set_matmul_precision
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
@@ -134,8 +134,10 @@ def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, 
     difference = (logprobs - batch.old_logprobs)[batch.mask].abs()
     assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
     assert engine.runner.graphs.count > 0
-    assert engine.runner._parts is llama.compiled_parts() and engine.runner._reads_lengths == (dtype == "bfloat16")
-    assert policy.tree_attention == "packed"
+    assert engine.runner._parts is llama_parts.compiled_parts() and engine.runner._reads_lengths == (
+        dtype == "bfloat16"
+    )
+    assert policy.tree_attention == "fused"
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

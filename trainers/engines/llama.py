@@ -3,15 +3,14 @@
 `ModelRunner` runs a model this way only if it agrees with `transformers`.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from functools import cache
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 
 from trainers.engines.kv_cache import KVCache
+from trainers.models.llama_parts import Parts, add_and_normalize, signed_sine
 from trainers.models.lora import merged_weight
 from trainers.models.products import linear
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
 # The linear layers of one layer, by what they are multiplied with: those of a line have the same input.
 PROJECTIONS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -92,51 +90,6 @@ class CastWeights:
         return [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
 
 
-def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    """RMSNorm of x [..., H], for a product in ``dtype``."""
-    return rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(dtype)
-
-
-def add_and_normalize(
-    x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next hidden states x + change, and their `normalize`."""
-    x = x + change
-    return x, normalize(x, weight, eps, dtype)
-
-
-def rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: tuple[torch.Tensor, float] | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """The rotary embedding of queries or keys [m, w, heads, D], with Qwen3's norm before it."""
-    if norm is not None:
-        x = normalize(x, *norm, torch.float32)
-    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(dtype)
-
-
-def gate(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU, the product of two linear layers."""
-    return silu(x) * up
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a layer does between its products."""
-
-    normalize: Callable[..., torch.Tensor] = normalize
-    add_and_normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_and_normalize
-    rotate: Callable[..., torch.Tensor] = rotate
-    gate: Callable[..., torch.Tensor] = gate
-
-
-@cache
-def compiled_parts() -> Parts:
-    """`Parts` of one kernel each, for any number of tokens."""
-    plain = Parts()
-    compiled = {part.name: torch.compile(getattr(plain, part.name), dynamic=True) for part in fields(Parts)}
-    return Parts(**compiled)
-
-
 def attend_to_lengths(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -164,10 +117,10 @@ def forward(
     positions: torch.Tensor,
     attention_mask: torch.Tensor,
     kv_cache: KVCache,
-    parts: Parts = Parts(),
+    parts: Parts,
     lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The last hidden states [m, w, H] of a model of `MODEL_TYPES`, with or without LoRA.
+    """The last hidden states [m, w, H] of a model of `llama_parts.MODEL_TYPES`, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].
@@ -176,9 +129,7 @@ def forward(
     """
     x = backbone.embed_tokens(ids)
     cos, sin = backbone.rotary_emb(x, positions)
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    half = cos.shape[-1] // 2
-    sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+    cos, sin = cos[:, :, None], signed_sine(sin[:, :, None])
     group_size = 1  # query heads of one key-value head (GQA): they are run as so many tokens of a single head
     # As numbers to add: PyTorch's attention would convert it in every layer.
     blocked = torch.zeros_like(attention_mask, dtype=weights.dtype).masked_fill_(~attention_mask, -torch.inf)

@@ -13,7 +13,9 @@ from retrieval_index.verified_array import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
+from trainers.models import llama_parts
 from trainers.models.architecture import layer_kinds, local_widths, narrow_window
+from trainers.models.llama_parts import MODEL_TYPES, Parts
 from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
@@ -43,11 +45,11 @@ class ModelRunner:
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
-        self._parts, self._reads_lengths = llama.Parts(), False
+        self._parts, self._reads_lengths = Parts(), False
         self.graphs: CUDAGraphCache | None = None
         on_gpu, exact = self._on_gpu, policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
-        self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama.MODEL_TYPES
+        self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in MODEL_TYPES
         if self._runs_as_llama:
             self._runs_as_llama = not self._find_difference(1e-4 if exact else 0.05)
         self.unfit = "" if self._runs_as_llama else self._find_difference(1e-3 if exact else 0.25)
@@ -62,9 +64,9 @@ class ModelRunner:
     def _use_kernels(self) -> None:
         """Compile what is between products, and attend with FlashAttention, where that gives what the model computes."""
         tolerance = 1e-4 if self._policy.dtype == torch.float32 else 0.05
-        self._parts = llama.compiled_parts()
+        self._parts = llama_parts.compiled_parts()
         if reason := self._find_difference(tolerance):
-            self._parts = llama.Parts()
+            self._parts = Parts()
             warnings.warn(f"sampling goes on without compiled layers, slower: {reason}", stacklevel=4)
         self._reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
         if self._reads_lengths and (reason := self._find_difference(tolerance)):
@@ -201,7 +203,7 @@ class ModelRunner:
         (attention_mask,) = masks.values()
         lengths = columns[:, 0].int() + 1 if self._reads_lengths and isinstance(rows, slice) else None
         # PyTorch 2.11 compiles in one thread at a time: the one that trains.
-        parts = self._parts if threading.current_thread() is threading.main_thread() else llama.Parts()
+        parts = self._parts if threading.current_thread() is threading.main_thread() else Parts()
         caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # as in a capture, in which nothing can be compiled for another state
         try:

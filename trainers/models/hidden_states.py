@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainers.models import flex_attention, row_attention
+from trainers.models import flex_attention, llama_parts, row_attention
 from trainers.models.architecture import layer_kinds, local_widths
 from trainers.models.prefix_trees import TOKEN_COST, build_trees
 from trainers.trajectory import Batch, BatchRow, collate_rows
@@ -80,10 +80,12 @@ def compute_hidden_states(
     token_cost = token_cost_of(tree_attention)
     trees = None if token_cost is None else build_trees(batch, token_cost)
     inputs: dict[str, Any]
+    if _text_config(backbone).model_type in llama_parts.MODEL_TYPES:
+        llama_parts.use_fused_layers(backbone, tree_attention == "fused")
     if trees is None or (tree_attention == "masked" and len(trees.ids) == len(batch.ids)):
         # Rows are padded on the right and attention is causal, so no real token attends to padding: no mask is needed.
         inputs, node_index = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
-    elif tree_attention == "packed":
+    elif tree_attention in ("packed", "fused"):
         # Set each time: copies of the model are made before this is known.
         _text_config(backbone)._attn_implementation = flex_attention.ATTENTION_NAME
         inputs, node_index = flex_attention.pack_trees(trees)
@@ -122,25 +124,27 @@ class ForwardTokenMeter:
 def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
     """Choose how a model runs prefix trees, by comparison with single sequences made of these ids.
 
-    "packed" into one row, on a GPU; "rows", layers over nodes and attention over rows, for a wide model on a CPU; "masked",
-    with an attention mask; "" not at all. For "packed" and "rows" gradients are compared too.
+    "packed" into one row, on a GPU, "fused" if the layers are ours then; "rows", layers over nodes and attention over rows,
+    for a wide model on a CPU; "masked", with an attention mask; "" not at all. For all but "masked" gradients are compared too.
     """
     config = _text_config(backbone)
     if layer_kinds(config) != {"full_attention"} or local_widths(config):
         return ""  # a window would have to be cut out of the mask
     device, usual, starts = next(backbone.parameters()).device, config._attn_implementation, [ids]
-    best = ""
+    best: list[str] = []
     if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):
-        best, starts = "packed", [((ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
+        best, starts = ["packed"], [((ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
+        if config.model_type in llama_parts.MODEL_TYPES:
+            best = ["fused", "packed"]
     elif device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME):
-        best = "rows" if config.hidden_size >= row_attention.MIN_WIDTH else ""
-    if best:
+        best = ["rows"] * (config.hidden_size >= row_attention.MIN_WIDTH)
+    for name in best:
         with torch.enable_grad():
-            reason = _find_difference(backbone, starts, device, dtype, best)
+            reason = _find_difference(backbone, starts, device, dtype, name)
         if reason is None:
-            return best
-        config._attn_implementation = usual
-        warnings.warn(f"updates are slower, in padded rows ({best}: {reason})", stacklevel=2)
+            return name
+        warnings.warn(f"updates do not run as {name!r}, and are slower: {reason}", stacklevel=2)
+    config._attn_implementation = usual
     with torch.no_grad():
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 

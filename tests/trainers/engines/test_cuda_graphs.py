@@ -13,8 +13,9 @@ from trainers.engines import cuda_graphs, llama, model_runner
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size
 from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import llama_parts
 
-PARTS = (llama.normalize, llama.add_and_normalize, llama.rotate, llama.gate)
+PARTS = (llama_parts.normalize, llama_parts.add_and_normalize, llama_parts.rotate, llama_parts.gate)
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 
 
@@ -50,14 +51,14 @@ def captured(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "GraphCapturer", Capturer)
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(llama, "compiled_parts", llama.Parts)  # see test_llama.py
+    monkeypatch.setattr(llama_parts, "compiled_parts", llama_parts.Parts)  # see test_llama.py
     return counts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_parts_are_captured(make_policy, captured, monkeypatch, dtype):
-    compiled = llama.Parts(*(torch.compile(part, backend="eager", dynamic=True) for part in PARTS))
-    monkeypatch.setattr(llama, "compiled_parts", lambda: compiled)
+    compiled = llama_parts.Parts(*(torch.compile(part, backend="eager", dynamic=True) for part in PARTS))
+    monkeypatch.setattr(llama_parts, "compiled_parts", lambda: compiled)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention)
     policy = make_policy("bytes", family="llama")
     policy.dtype = dtype
@@ -72,7 +73,7 @@ def test_compiled_parts_are_captured(make_policy, captured, monkeypatch, dtype):
     thread = threading.Thread(target=engine.runner.prefill, args=([[65]], [0], [0]))
     thread.start()
     thread.join()
-    assert in_thread == [llama.Parts()]
+    assert in_thread == [llama_parts.Parts()]
 
 
 def test_sizes_that_are_captured():

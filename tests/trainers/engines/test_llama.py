@@ -8,6 +8,7 @@ import torch
 
 from trainers.engines import llama, model_runner
 from trainers.engines.model_runner import ModelRunner
+from trainers.models import llama_parts
 from trainers.models.lora import add_lora, trainable_parameters
 
 
@@ -37,15 +38,24 @@ def test_merged_adapters_follow_the_weights(make_policy):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_parts_compute_what_plain_ones_do(monkeypatch, backend):
-    """And are compiled once, whatever the number of rows, tokens and heads."""
+@pytest.mark.parametrize("learns", [False, True])
+def test_compiled_parts_compute_what_plain_ones_do(monkeypatch, backend, learns):
+    """With their gradients. They are compiled once, whatever the number of rows, tokens and heads."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    compiled, plain, counts = llama.compiled_parts.__wrapped__(), llama.Parts(), torch._dynamo.utils.counters["stats"]
+    compiled, plain, counts = (
+        llama_parts.compiled_parts.__wrapped__(),
+        llama_parts.Parts(),
+        torch._dynamo.utils.counters["stats"],
+    )
     graphs = []
     for rows, tokens, heads in ((2, 3, 4), (7, 5, 6)):
-        x, weight = torch.randn(rows, tokens, heads * 8), torch.rand(heads * 8)
-        change, up = torch.randn_like(x), torch.randn_like(x)
+        x, weight = (
+            torch.randn(rows, tokens, heads * 8, requires_grad=learns),
+            torch.rand(heads * 8, requires_grad=learns),
+        )
+        change, up = (torch.randn_like(x, requires_grad=learns) for _ in range(2))
         q, cos, sin = (torch.randn(rows, tokens, n, 8) for n in (heads, 1, 1))
+        q.requires_grad_(learns)
         for name, arguments in {
             "normalize": (x, weight, 1e-6, torch.float32),
             "add_and_normalize": (x, change, weight, 1e-6, torch.float32),
@@ -54,6 +64,13 @@ def test_compiled_parts_compute_what_plain_ones_do(monkeypatch, backend):
         }.items():
             found, expected = getattr(compiled, name)(*arguments), getattr(plain, name)(*arguments)
             torch.testing.assert_close(found, expected)
+            if learns:
+                read = [each for each in arguments if torch.is_tensor(each) and each.requires_grad]
+                gradients = [
+                    torch.autograd.grad(sum((y * y).sum() for y in (ys if type(ys) is tuple else [ys])), read)
+                    for ys in (found, expected)
+                ]
+                torch.testing.assert_close(*gradients)
         graphs.append(counts["unique_graphs"])
     assert graphs[0] == graphs[1] > 0
 
@@ -74,7 +91,7 @@ def flash_attention(q, k, v, starts_q, starts_k, max_q, max_k, dropout, is_causa
 def test_decoding_reads_each_rows_own_length(make_policy, monkeypatch, family):
     calls = []
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(llama, "compiled_parts", llama.Parts)
+    monkeypatch.setattr(llama_parts, "compiled_parts", llama_parts.Parts)
     monkeypatch.setattr(
         torch.ops.aten, "_flash_attention_forward", lambda *args, **kw: calls.append(kw) or flash_attention(*args, **kw)
     )
@@ -92,13 +109,13 @@ def test_what_a_kernel_cannot_do_is_done_without_it(make_policy, monkeypatch):
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setattr(model_runner, "supports_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(llama, "compiled_parts", lambda: llama.Parts(gate=fail))
+    monkeypatch.setattr(llama_parts, "compiled_parts", lambda: llama_parts.Parts(gate=fail))
     policy = make_policy("bytes", family="llama")
     policy.dtype = torch.bfloat16
     with pytest.warns(UserWarning, match=r"without (compiled layers.*image$|FlashAttention)") as warned:
         runner = ModelRunner(policy)
     assert len(warned) == 2
-    assert runner._runs_as_llama and not runner._reads_lengths and runner._parts == llama.Parts()
+    assert runner._runs_as_llama and not runner._reads_lengths and runner._parts == llama_parts.Parts()
 
 
 def test_any_layout_of_what_attention_returns(make_policy, monkeypatch):
@@ -117,5 +134,5 @@ def test_a_model_that_does_something_else_is_left_to_the_library(make_policy, mo
     policy = make_policy("bytes", family="llama")
     policy.dtype = dtype
     assert ModelRunner(policy)._runs_as_llama
-    monkeypatch.setattr(llama, "silu", torch.nn.functional.gelu)
+    monkeypatch.setattr(llama_parts, "silu", torch.nn.functional.gelu)
     assert not ModelRunner(policy)._runs_as_llama
