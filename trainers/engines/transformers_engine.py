@@ -36,6 +36,7 @@ class TransformersEngine:
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         # How many tokens are drawn before the first is looked at.
         self._steps_at_once = 1 if self.runner.graphs is None else STEPS_AT_ONCE
+        self._generator: torch.Generator | None = None
         self._library: LibrarySampler | None = None
         if reason := self.runner.unfit:
             self._library = LibrarySampler(policy, self.runner.processed)
@@ -136,7 +137,7 @@ class TransformersEngine:
         first = torch.tensor([0, *accumulate(len(sequence.keys) for sequence in running[:-1])], device=policy.device)
         turns = [self._open[key] for key in keys]
         steps = min(self._steps_at_once, max(turn.longest - len(turn.completion.tokens) for turn in turns))
-        noise = next_noise(turns, steps, policy.device)
+        noise = self._next_noise(turns, steps)
         drawn: list[torch.Tensor] = []
 
         def draw(hidden: torch.Tensor) -> torch.Tensor:
@@ -156,6 +157,18 @@ class TransformersEngine:
             for tokens, logprobs in torch.stack(drawn).tolist()
         ]
         return self._read_drawn(leaders, steps_drawn)
+
+    def _next_noise(self, turns: list[OpenTurn], steps: int) -> torch.Tensor | None:
+        """`next_noise`; on a GPU numbers of our own instead of the process's, which are set back whenever something is
+        compiled, as by an update in another thread."""
+        noise = next_noise(turns, steps, self.policy.device)
+        if noise is not None or self.runner.graphs is None:
+            return noise
+        if self._generator is None:
+            seed = int(torch.randint(2**62, ()))
+            self._generator = torch.Generator(self.policy.device).manual_seed(seed)
+        size = steps, len(turns)
+        return torch.rand(size, dtype=torch.float64, device=self.policy.device, generator=self._generator)
 
     def _read_drawn(
         self, leaders: dict[CachedSequence, int], steps: list[dict[int, tuple[int, float]]]

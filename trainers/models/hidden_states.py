@@ -168,7 +168,7 @@ def _find_difference(
     def values(tree_attention: str) -> list[torch.Tensor]:
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
-        weights = [p for p in backbone.parameters() if p.requires_grad][:8]
+        weights = [p for p in backbone.parameters() if p.requires_grad][:16]  # of a layer all, and its norms
         # A frozen copy of a model that recomputes activations asks for gradients, and has none to compare.
         if weights and hidden.requires_grad:
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])

@@ -194,6 +194,20 @@ def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy, ca
     assert "lift_fresh" in events[:first]
 
 
+def test_what_is_drawn_does_not_repeat_if_the_process_sets_its_numbers_back(make_policy, captured):
+    """As compiling does, in another thread."""
+    policy, turns = make_policy("bytes", 2), []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        engine, state = TransformersEngine(policy, ()), torch.get_rng_state()
+        for _ in range(2):
+            engine.reset()
+            turns.append(generate(engine, {0: policy.encode("the town")}, 12, 1.0)[0].tokens)
+            torch.set_rng_state(state)
+    first, second, again, *_, other, _ = turns
+    assert first == again and first not in (second, other)
+
+
 def test_keys_and_values_take_what_a_step_reads(make_policy, captured):
     """And little more: on a GPU they are what limits the number of episodes."""
     policy = make_policy("bytes", 2)
