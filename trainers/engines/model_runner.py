@@ -15,7 +15,6 @@ from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_c
 from trainers.engines.kv_cache import KVCache
 from trainers.models import llama_parts
 from trainers.models.architecture import layer_kinds, local_widths, narrow_window
-from trainers.models.llama_parts import MODEL_TYPES, Parts
 from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
@@ -45,19 +44,21 @@ class ModelRunner:
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
-        self._parts, self._reads_lengths = Parts(), False
+        self._parts, self._reads_lengths = llama_parts.Parts(), False
         self.graphs: CUDAGraphCache | None = None
-        on_gpu, exact = self._on_gpu, policy.dtype == torch.float32
+        exact = policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
-        self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in MODEL_TYPES
+        self._runs_as_llama = (
+            len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama_parts.MODEL_TYPES
+        )
         if self._runs_as_llama:
             self._runs_as_llama = not self._find_difference(1e-4 if exact else 0.05)
         self.unfit = "" if self._runs_as_llama else self._find_difference(1e-3 if exact else 0.25)
-        if on_gpu and not self._runs_as_llama and not self.unfit:
+        if self._on_gpu and not self._runs_as_llama and not self.unfit:
             kind = type(policy.model).__name__
             slow = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
             warnings.warn(slow, stacklevel=3)
-        if on_gpu and self._runs_as_llama:
+        if self._on_gpu and self._runs_as_llama:
             self._use_kernels()
             self.graphs = CUDAGraphCache()
 
@@ -66,7 +67,7 @@ class ModelRunner:
         tolerance = 1e-4 if self._policy.dtype == torch.float32 else 0.05
         self._parts = llama_parts.compiled_parts()
         if reason := self._find_difference(tolerance):
-            self._parts = Parts()
+            self._parts = llama_parts.Parts()
             warnings.warn(f"sampling goes on without compiled layers, slower: {reason}", stacklevel=4)
         self._reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
         if self._reads_lengths and (reason := self._find_difference(tolerance)):
@@ -203,7 +204,7 @@ class ModelRunner:
         (attention_mask,) = masks.values()
         lengths = columns[:, 0].int() + 1 if self._reads_lengths and isinstance(rows, slice) else None
         # PyTorch 2.11 compiles in one thread at a time: the one that trains.
-        parts = self._parts if threading.current_thread() is threading.main_thread() else Parts()
+        parts = self._parts if threading.current_thread() is threading.main_thread() else llama_parts.Parts()
         caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # as in a capture, in which nothing can be compiled for another state
         try:

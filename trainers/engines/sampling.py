@@ -55,7 +55,7 @@ def _draw(logp: torch.Tensor, rows: torch.Tensor, noise: torch.Tensor | None) ->
     cumulative = mass.cumsum(-1)
     if noise is None:
         noise = torch.rand(len(rows), dtype=torch.float64, device=logp.device)
-    points = noise.to(logp.device) * (1 - 2**-32) * cumulative[rows, -1]
+    points = noise * (1 - 2**-32) * cumulative[rows, -1]
     chunk = _find_interval(cumulative[rows], points)
     inside = chunks[rows, chunk].cumsum(-1, dtype=torch.float64)
     rest = points - (cumulative - mass)[rows, chunk]
