@@ -174,7 +174,7 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
         "step_ms": 1e3 * step, "tokens_per_second": rows / step, "bytes_per_step": read, "bytes_per_second": read / step,
         "prefill_s": prefill_s, "prefill_flops_per_second": operations / prefill_s,
         "cuda_graphs": getattr(engine.runner.graphs, "count", 0),
-        "compiled": engine.runner._parts != llama_parts.Parts(), "flash_attention": engine.runner._reads_lengths,
+        "compiled": engine.runner._parts != llama_parts.Parts(), "flash_attention": engine.runner._reads_places,
         "tokens_per_second_with_prefill": rows * new / (new * step + prefill_s), "gib": peak_gib(),
     }  # fmt: skip
 

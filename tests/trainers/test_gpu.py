@@ -5,11 +5,13 @@ import shutil
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from trainers import grpo, ppo
 from trainers.checkpoints import checkpoint
-from trainers.engines import model_runner
+from trainers.engines import llama, model_runner
 from trainers.engines.engine import SamplingParams, generate
+from trainers.engines.kv_cache import KVCache
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.models import llama_parts, lora
@@ -82,6 +84,26 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
                     parameter.mul_(1.05)
 
 
+@pytest.mark.parametrize("heads", [3, 1])
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_flash_attention_reads_rows_of_the_cache_up_to_their_length(heads, tokens):
+    """Of rows in any order, with other lengths; what is stored behind them does not matter."""
+    torch.manual_seed(0)
+    cache, (rows, lengths) = KVCache(on_gpu=True), (torch.tensor([5, 2, 0]), torch.tensor([70, 0, 411]))
+    cache.reserve(6, 1000)
+    columns = (lengths[:, None] + torch.arange(tokens)).cuda()
+    cache.set_positions(rows.cuda(), columns, 1000)
+    keys, values = cache.buffers(0, *torch.zeros(2, 1, 2, 1, 64, device="cuda", dtype=torch.bfloat16))
+    for buffer in (keys, values):
+        buffer.normal_()
+    q = torch.randn(3, tokens, 2 * heads, 64, device="cuda", dtype=torch.bfloat16)
+    found = llama.attend_to_places(q, keys, values, llama.Places.of_pass(cache, 2), 0.1)
+    mask = (torch.arange(cache.width, device="cuda") <= columns[..., None])[:, None]
+    k, v = (buffer[rows.cuda()].float() for buffer in (keys, values))
+    expected = scaled_dot_product_attention(q.float().transpose(1, 2), k, v, mask, scale=0.1, enable_gqa=True)
+    torch.testing.assert_close(found.float(), expected.transpose(1, 2), rtol=0.02, atol=0.02)
+
+
 @torch.no_grad()
 def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy_on):
     policy = make_policy_on("cuda")
@@ -134,9 +156,7 @@ def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, 
     difference = (logprobs - batch.old_logprobs)[batch.mask].abs()
     assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
     assert engine.runner.graphs.count > 0
-    assert engine.runner._parts is llama_parts.compiled_parts() and engine.runner._reads_lengths == (
-        dtype == "bfloat16"
-    )
+    assert engine.runner._parts is llama_parts.compiled_parts() and engine.runner._reads_places == (dtype == "bfloat16")
     assert policy.tree_attention == "fused"
 
 

@@ -19,6 +19,7 @@ class KVCache(Cache):
     Attributes:
         width: columns that there is room for.
         version: changes whenever the buffers move to another address.
+        rows, columns: int64 [m] and [m, w], where the tokens of the pass are stored.
     """
 
     def __init__(self, on_gpu: bool = False) -> None:
@@ -35,7 +36,9 @@ class KVCache(Cache):
             columns: int64 [m, w], the column of each token.
             width: how many columns attention reads.
         """
-        self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
+        self._pass_rows, self.columns, self._pass_width = rows, columns, width
+        # Once for all layers: each of them would ask the device again.
+        self.rows = torch.arange(len(columns), device=columns.device) if isinstance(rows, slice) else rows
 
     def reserve(self, rows: int, width: int) -> None:
         """Make room for rows and columns."""
@@ -62,24 +65,24 @@ class KVCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new keys and values of a layer, [m, heads, w, D]; return those that attention reads, [m, heads, width, D]."""
         key_states = key_states.to(value_states.dtype)  # under autocast the rotary embedding makes them float32
-        if layer_idx == len(self._buffers):
-            shape = self._num_rows, key_states.shape[1], self.width
-            self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in (key_states, value_states)])
-            self.version += 1
-        keys, values = self._buffers[layer_idx]
+        keys, values = self.buffers(layer_idx, key_states, value_states)
         return self._store(keys, key_states), self._store(values, value_states)
 
-    def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that is stored of a layer, keys and values [rows, heads, width, D]."""
+    def buffers(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that is stored of a layer, keys and values [rows, heads, width, D], for such keys and values [m, heads, w, D]."""
+        if layer == len(self._buffers):
+            shape = self._num_rows, states[0].shape[1], self.width
+            self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in states])
+            self.version += 1
         keys, values = self._buffers[layer]
         return keys, values
 
     def _store(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         read = buffer[:, :, : self._pass_width][self._pass_rows]  # a view for a slice, a copy for a tensor
         if isinstance(self._pass_rows, slice):  # one token a row
-            read[torch.arange(len(read), device=read.device), :, self._pass_columns[:, 0]] = states[:, :, 0]
+            read[self.rows, :, self.columns[:, 0]] = states[:, :, 0]
         else:
-            read.scatter_(2, self._pass_columns[:, None, :, None].expand_as(states), states)
+            read.scatter_(2, self.columns[:, None, :, None].expand_as(states), states)
             buffer[self._pass_rows, :, : self._pass_width] = read
         return read
 

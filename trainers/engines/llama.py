@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trainers.engines.kv_cache import KVCache
 from trainers.models.llama_parts import Parts, add_and_normalize, signed_sine
@@ -90,24 +91,49 @@ class CastWeights:
         return [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
 
 
-def attend_to_lengths(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a pass writes and reads the KV cache, for FlashAttention: each key-value head of each row is a sequence by itself.
+
+    Attributes:
+        slots: int64 [m, w, kv heads], where the keys and values of its tokens are stored, of all slots of a layer.
+        queries, keys: int32 [n + 1], where the queries of each sequence begin, and its keys among the slots.
+        lengths: int32 [n], how many keys its last query attends to.
+    """
+
+    slots: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+    lengths: torch.Tensor
+
+    @classmethod
+    def of_pass(cls, kv_cache: KVCache, heads: int) -> "Places":
+        """Those of the tokens that the cache is to store now."""
+        rows, columns = kv_cache.rows, kv_cache.columns
+        numbers = torch.arange(len(rows) * heads + 1, dtype=torch.int32, device=rows.device)
+        first = (rows[:, None] * heads + numbers[:heads]) * kv_cache.width
+        return cls(
+            slots=first[:, None] + columns[..., None], queries=numbers * columns.shape[1],
+            keys=pad(first.flatten(), (0, 1)).int(), lengths=(columns[:, -1:] + 1).expand(-1, heads).flatten().int(),
+        )  # fmt: skip
+
+
+def attend_to_places(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places, scale: float
 ) -> torch.Tensor:
-    """Attention of one token a row by FlashAttention, which reads each row's own length.
+    """Causal attention by FlashAttention, which reads each row up to its own length, in the cache.
 
     Args:
-        q: [m, heads, D]. Heads that share a key-value head are side by side.
-        keys, values: the cache of at least m rows, contiguous [rows, kv heads, width, D].
-        lengths: int32 [m], how many columns of its row each token attends to.
+        q: [m, w, heads, D], queries of w tokens in a row. Heads that share a key-value head are side by side.
+        keys, values: the cache, contiguous [rows, kv heads, width, D].
     """
-    rows, heads, width, size = len(q), *keys.shape[1:]
-    # Each key-value head of each row is a sequence by itself, in which the heads that share it are its only token.
-    starts = torch.arange(rows * heads + 1, dtype=torch.int32, device=q.device)
-    return torch.ops.aten._flash_attention_forward(
-        q.reshape(rows * heads, -1, size), keys[:rows].view(-1, 1, size), values[:rows].view(-1, 1, size),
-        starts, starts * width, 1, width, 0.0, False, False,
-        scale=scale, seqused_k=lengths[:, None].expand(-1, heads).reshape(-1),
-    )[0].reshape(q.shape)  # fmt: skip
+    (tokens, heads, size), width = q.shape[1:], keys.shape[2]
+    grouped = q.unflatten(2, (keys.shape[1], -1)).transpose(1, 2)
+    out = torch.ops.aten._flash_attention_forward(
+        grouped.reshape(-1, heads // keys.shape[1], size), keys.view(-1, 1, size), values.view(-1, 1, size),
+        places.queries, places.keys, tokens, width, 0.0, tokens > 1, False, scale=scale, seqused_k=places.lengths,
+    )[0]  # fmt: skip
+    return out.reshape(grouped.shape).transpose(1, 2).reshape(q.shape)
 
 
 def forward(
@@ -115,24 +141,27 @@ def forward(
     weights: CastWeights,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     kv_cache: KVCache,
     parts: Parts,
-    lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last hidden states [m, w, H] of a model of `llama_parts.MODEL_TYPES`, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].
-        attention_mask: bool [m, 1, w, width], the columns of the cache that each token attends to: the first ones.
-        lengths: int32 [m], how many these are, if they are to be attended to by `attend_to_lengths`.
+        attention_mask: bool [m, 1, w, width], the columns of the cache that each token attends to; None for all up to its own,
+            by `attend_to_places`.
     """
     x = backbone.embed_tokens(ids)
     cos, sin = backbone.rotary_emb(x, positions)
     cos, sin = cos[:, :, None], signed_sine(sin[:, :, None])
-    group_size = 1  # query heads of one key-value head (GQA): they are run as so many tokens of a single head
-    # As numbers to add: PyTorch's attention would convert it in every layer.
-    blocked = torch.zeros_like(attention_mask, dtype=weights.dtype).masked_fill_(~attention_mask, -torch.inf)
+    heads = cast(int, backbone.config.num_key_value_heads)
+    if attention_mask is None:
+        places = Places.of_pass(kv_cache, heads)
+    else:  # query heads of one key-value head (GQA) are run as so many tokens of a single head
+        mask = attention_mask.repeat(1, 1, backbone.config.num_attention_heads // heads, 1)
+        # As numbers to add: PyTorch's attention would convert it in every layer.
+        blocked = torch.zeros_like(mask, dtype=weights.dtype).masked_fill_(~mask, -torch.inf)
     layers, dtype = list(cast("Iterable[LlamaDecoderLayer]", backbone.layers)), weights.dtype
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     after = [(norm.weight, norm.variance_epsilon, dtype) for norm in norms]
@@ -145,15 +174,15 @@ def forward(
         if hasattr(attention, "q_norm"):
             qwen3 = cast("Qwen3Attention", attention)
             q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (qwen3.q_norm, qwen3.k_norm))
-        q, k = parts.rotate(q, cos, sin, q_norm, v.dtype), parts.rotate(k, cos, sin, k_norm, v.dtype)
-        k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
-        if lengths is not None:
-            h = attend_to_lengths(q[:, 0], *kv_cache.buffers(number), lengths, attention.scaling)[:, None]
+        if attention_mask is None:
+            keys, values = kv_cache.buffers(number, v.transpose(1, 2), v.transpose(1, 2))
+            both = keys.view(-1, attention.head_dim), values.view(-1, attention.head_dim)
+            q = parts.rotate_and_store(q, k, v, (cos, sin), (q_norm, k_norm), *both, places.slots)
+            h = attend_to_places(q, keys, values, places, attention.scaling)
         else:
-            if q.shape[2] != k.shape[1] and group_size == 1:
-                group_size = q.shape[2] // k.shape[1]
-                blocked = blocked.repeat(1, 1, group_size, 1)
-            grouped = q.transpose(1, 2).reshape(len(ids), k.shape[1], -1, q.shape[-1])
+            q, k = parts.rotate(q, cos, sin, q_norm, v.dtype), parts.rotate(k, cos, sin, k_norm, v.dtype)
+            k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
+            grouped = q.transpose(1, 2).reshape(len(ids), heads, -1, q.shape[-1])
             h = scaled_dot_product_attention(grouped, k, v, attn_mask=blocked, scale=attention.scaling)
             h = h.reshape(len(ids), q.shape[2], *q.shape[1::2]).transpose(1, 2)
         x, h = parts.add_and_normalize(x, weights(number, "o", h.flatten(2))[0], *after[2 * number])

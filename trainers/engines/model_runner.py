@@ -44,7 +44,7 @@ class ModelRunner:
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
-        self._parts, self._reads_lengths = llama_parts.Parts(), False
+        self._parts, self._reads_places = llama_parts.Parts(), False
         self.graphs: CUDAGraphCache | None = None
         exact = policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
@@ -69,9 +69,9 @@ class ModelRunner:
         if reason := self._find_difference(tolerance):
             self._parts = llama_parts.Parts()
             warnings.warn(f"sampling goes on without compiled layers, slower: {reason}", stacklevel=4)
-        self._reads_lengths = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
-        if self._reads_lengths and (reason := self._find_difference(tolerance)):
-            self._reads_lengths = False
+        self._reads_places = self._policy.dtype == torch.bfloat16 and self._kinds == {"full_attention"}
+        if self._reads_places and (reason := self._find_difference(tolerance)):
+            self._reads_places = False
             warnings.warn(f"sampling goes on without FlashAttention, slower: {reason}", stacklevel=4)
 
     @torch.no_grad()
@@ -91,7 +91,9 @@ class ModelRunner:
             with self._policy.autocast(), narrow_window(self._config, PROBE_WINDOW):
                 passes = [self._backbone(torch.tensor([row], device=device), use_cache=False) for row in rows]
                 self._kv_cache.reserve(len(rows), width)
-                self.prefill([row[:-1] for row in rows], [0, 1], [0, 0])
+                first = [len(row) // 2 for row in rows]
+                self.prefill([row[:n] for row, n in zip(rows, first, strict=True)], [0, 1], [0, 0])
+                self.prefill([row[n:-1] for row, n in zip(rows, first, strict=True)], [0, 1], first)
                 last, columns = torch.tensor([[row[-1], len(row) - 1] for row in rows], device=device).T[..., None]
                 found = self._run(last, columns, slice(0, len(rows)), width, width)[:, -1]
             expected = torch.stack([one.last_hidden_state[0, -1] for one in passes]).float()
@@ -162,7 +164,7 @@ class ModelRunner:
         self._kv_cache.reserve(len(ids), width)
         if self.graphs:  # a few widths, or a single one where rows are read up to their own length
             most = self._kv_cache.width
-            width = most if self._reads_lengths else min(bucket_size(width, 256), most)
+            width = most if self._reads_places else min(bucket_size(width, 256), most)
         self.processed["decode"] += steps * len(ids)
         self.processed["decode_steps"] += steps
         inputs, columns = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
@@ -187,8 +189,8 @@ class ModelRunner:
             max_length: what comes after it is padding, whose position need only be one that the model has.
         """
         self._kv_cache.set_positions(rows, columns, width)
-        masks = self._attention_masks(columns, width)
         positions = columns.clamp(max=max_length - 1)
+        masks = {} if self._runs_as_llama and self._reads_places else self._attention_masks(columns, width)
         if not self._runs_as_llama:
             converted = {kind: self._policy.to_model_mask(mask) for kind, mask in masks.items()}
             return self._backbone(
@@ -201,16 +203,13 @@ class ModelRunner:
         elif self._weights_changed:
             self._weights.refresh()
         self._weights_changed = False
-        (attention_mask,) = masks.values()
-        lengths = columns[:, 0].int() + 1 if self._reads_lengths and isinstance(rows, slice) else None
+        attention_mask = next(iter(masks.values()), None)  # of the one kind of layer
         # PyTorch 2.11 compiles in one thread at a time: the one that trains.
         parts = self._parts if threading.current_thread() is threading.main_thread() else llama_parts.Parts()
         caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # as in a capture, in which nothing can be compiled for another state
         try:
-            return llama.forward(
-                self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache, parts, lengths
-            )
+            return llama.forward(self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache, parts)
         finally:
             torch.set_autocast_cache_enabled(caching)
 

@@ -40,6 +40,16 @@ def rotate(
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(dtype)
 
 
+def rotate_and_store(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[tuple[torch.Tensor, float] | None, ...], keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """The queries [m, w, heads, D] after `rotate`. Keys and values go into these slots [m, w, kv heads] of buffers [N, D]."""
+    keys[slots] = rotate(k, *angles, norms[1], keys.dtype)
+    values[slots] = v
+    return rotate(q, *angles, norms[0], v.dtype)
+
+
 def gate(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """SwiGLU, the product of two linear layers."""
     return silu(x) * up
@@ -52,6 +62,7 @@ class Parts:
     normalize: Callable[..., torch.Tensor] = normalize
     add_and_normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_and_normalize
     rotate: Callable[..., torch.Tensor] = rotate
+    rotate_and_store: Callable[..., torch.Tensor] = rotate_and_store
     gate: Callable[..., torch.Tensor] = gate
 
 

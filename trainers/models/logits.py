@@ -59,9 +59,10 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
         found = model(ids.expand(3, -1), use_cache=False).logits.float()
     finally:
         hook.remove()
-    hidden = find_backbone(model)(ids, use_cache=False)[0].float()
-    same_shape = len(inputs) == 1 and inputs[0].shape[1:] == hidden.shape[1:]
-    if not same_shape or (inputs[0][:1].float() - hidden).abs().max() > 1e-2 * hidden.abs().max():
+    # Again three rows: of one row other kernels compute something else, in a deep model in TF32 by more than a percent.
+    hidden = find_backbone(model)(ids.expand(3, -1), use_cache=False)[0].float()
+    same_shape = len(inputs) == 1 and inputs[0].shape == hidden.shape
+    if not same_shape or (inputs[0].float() - hidden).abs().max() > 1e-2 * hidden.abs().max():
         raise UserError(f"the head of {kind} reads something else than its last hidden states: take another model")
     scale, most = float(found[0, 0, 0]) / _SMALL, float(found[1, 0, 0])
     after = AfterHead(scale=1.0 if abs(scale - 1) < 1e-5 else scale, cap=most if most < 0.9 * scale * _LARGE else None)

@@ -3,6 +3,7 @@
 import threading
 import warnings
 import weakref
+from dataclasses import fields
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import llama_parts
 
-PARTS = (llama_parts.normalize, llama_parts.add_and_normalize, llama_parts.rotate, llama_parts.gate)
+PARTS = [getattr(llama_parts.Parts(), part.name) for part in fields(llama_parts.Parts)]
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 
 
@@ -67,7 +68,7 @@ def test_compiled_parts_are_captured(make_policy, captured, monkeypatch, dtype):
         engine = TransformersEngine(policy, ())
         for keys in (PROMPTS, [0], [7, 1]):
             generate(engine, {key: policy.encode(PROMPTS[key]) for key in keys}, 9, 0.0)
-    assert captured["captured"] > 0 and engine.runner._reads_lengths == (dtype == torch.bfloat16)
+    assert captured["captured"] > 0 and engine.runner._reads_places == (dtype == torch.bfloat16)
     in_thread = []  # where another update may be compiled at the same time
     monkeypatch.setattr(llama, "forward", lambda *args: in_thread.append(args[6]) or torch.zeros(1, 1, 32))
     thread = threading.Thread(target=engine.runner.prefill, args=([[65]], [0], [0]))
@@ -82,10 +83,13 @@ def test_sizes_that_are_captured():
     assert all(n <= bucket_size(n, 8) < max(9, 1.51 * n) for n in range(1, 500))
 
 
-def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch):
+@pytest.mark.parametrize("reads_places", [False, True])
+def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch, reads_places):
     """Over turns, with rows that leave and come back, a cache that grows and is kept over a reset, and weights that change."""
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention)
     policy = make_policy("bytes", 2)
     engine = TransformersEngine(policy, ())
+    engine.runner._reads_places = reads_places
     for _ in range(2):
         with monkeypatch.context() as plain:
             plain.setattr(model_runner, "supports_cuda_graphs", lambda device: False)
@@ -217,7 +221,7 @@ def test_keys_and_values_take_what_a_step_reads(make_policy, captured):
         done = generate(engine, contexts, 20, 1.0)
         contexts = {key: ids + done[key].tokens + policy.encode("seen " * 9, " ") for key, ids in contexts.items()}
     longest = max(len(ids) for ids in contexts.values())
-    rows, _, width, _ = engine._cache.kv_cache.buffers(0)[0].shape
+    rows, _, width, _ = engine._cache.kv_cache._buffers[0][0].shape
     assert rows == 12 and width <= 1.25 * longest
 
 

@@ -71,18 +71,31 @@ def test_compiled_parts_compute_what_plain_ones_do(monkeypatch, backend, learns)
                     for ys in (found, expected)
                 ]
                 torch.testing.assert_close(*gradients)
+        if not learns:
+            slots = torch.randperm(1000 + rows)[: rows * tokens * heads].view(rows, tokens, heads)
+            keys, values, norms = q + 1, q + 2, (None, (torch.rand(8), 1e-6))
+            stored = [tuple(torch.zeros(1000 + rows, 8) for _ in range(2)) for _ in range(2)]
+            for parts, buffers in zip((compiled, plain), stored, strict=True):
+                found = parts.rotate_and_store(q, keys, values, (cos, sin), norms, *buffers, slots)
+                torch.testing.assert_close(found, plain.rotate(q, cos, sin, None, torch.float32))
+            torch.testing.assert_close(*stored)
+            torch.testing.assert_close(stored[0][0][slots], plain.rotate(keys, cos, sin, norms[1], torch.float32))
+            assert torch.equal(stored[0][1][slots], values)
         graphs.append(counts["unique_graphs"])
     assert graphs[0] == graphs[1] > 0
 
 
 def flash_attention(q, k, v, starts_q, starts_k, max_q, max_k, dropout, is_causal, debug, *, scale, seqused_k):
     """What PyTorch's FlashAttention computes of sequences side by side, of whose keys only the first are used."""
+    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in (starts_q, starts_k, seqused_k))
     out = torch.empty_like(q)
     for i, used in enumerate(seqused_k.tolist()):
         own, keys = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i] + used)
-        assert starts_k[i] + used <= starts_k[i + 1] and own.stop - own.start <= max_q and used <= max_k
+        count = int(own.stop - own.start)
+        assert keys.stop <= len(k) and count <= min(max_q, used) and used <= max_k and is_causal == (max_q > 1)
         parts = (x[rows].transpose(0, 1).float() for x, rows in ((q, own), (k, keys), (v, keys)))
-        attended = torch.nn.functional.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=True)
+        mask = torch.ones(count, used, dtype=torch.bool).tril(used - count)  # the last query attends to all
+        attended = torch.nn.functional.scaled_dot_product_attention(*parts, mask, scale=scale, enable_gqa=True)
         out[own] = attended.transpose(0, 1).to(q.dtype)
     return (out,)
 
@@ -100,8 +113,8 @@ def test_decoding_reads_each_rows_own_length(make_policy, monkeypatch, family):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         runner = ModelRunner(policy)  # it compares with the library, on rows of different lengths
-    assert runner._reads_lengths and len(calls) == policy.model.config.num_hidden_layers
-    assert len({*calls[0]["seqused_k"].tolist()}) == 2
+    assert runner._reads_places and len(calls) == 3 * policy.model.config.num_hidden_layers  # two prefills and a step
+    assert all(len({*call["seqused_k"].tolist()}) == 2 for call in calls[-2:])
 
 
 def test_what_a_kernel_cannot_do_is_done_without_it(make_policy, monkeypatch):
@@ -115,7 +128,7 @@ def test_what_a_kernel_cannot_do_is_done_without_it(make_policy, monkeypatch):
     with pytest.warns(UserWarning, match=r"without (compiled layers.*image$|FlashAttention)") as warned:
         runner = ModelRunner(policy)
     assert len(warned) == 2
-    assert runner._runs_as_llama and not runner._reads_lengths and runner._parts == llama_parts.Parts()
+    assert runner._runs_as_llama and not runner._reads_places and runner._parts == llama_parts.Parts()
 
 
 def test_any_layout_of_what_attention_returns(make_policy, monkeypatch):

@@ -50,6 +50,20 @@ def test_logits_that_are_changed_otherwise_than_by_a_scale_or_a_cap_are_refused(
         Policy(policy.model, policy.tokenizer)
 
 
+def test_the_head_of_a_model_that_rounds_by_the_number_of_rows_is_found(make_policy):
+    policy = make_policy("bytes")
+    last = policy.backbone.norm  # as in TF32: for other shapes other kernels run
+    last.register_forward_hook(lambda _, args, hidden: hidden * (1 + 0.02 * len(hidden)))
+    Policy(policy.model, policy.tokenizer)
+
+
+def test_a_head_that_reads_something_else_than_the_last_hidden_states_is_refused(make_policy):
+    policy = make_policy("bytes")
+    policy.model.get_output_embeddings().register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    with pytest.raises(ValueError, match="reads something else than its last hidden states"):
+        Policy(policy.model, policy.tokenizer)
+
+
 def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
     policy = make_policy("bytes")
     tokenizer = copy.deepcopy(policy.tokenizer)
