@@ -6,7 +6,11 @@ from agent_envs.chat_tokens import ChatTokens
 
 
 class StopChecker:
-    """Whether a turn ends, by a token or a stop string outside of thoughts."""
+    """Whether a turn ends, by a token or a stop string outside of thoughts.
+
+    Attributes:
+        may_end: the tokens that a turn can end with.
+    """
 
     def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
         self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
@@ -17,7 +21,7 @@ class StopChecker:
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
         # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
         # A token that holds only a part of a character is decoded to U+FFFD; it may hold the last part of that one.
-        self._may_stop = {
+        self.may_end = self._end_ids | {
             i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in last_characters)
         }
         # Tokens of at least a byte each, and those of a character that comes before.
@@ -25,10 +29,10 @@ class StopChecker:
 
     def __call__(self, tokens: list[int]) -> bool:
         """Whether the last of a turn's tokens ends it, which none before it did."""
+        if tokens[-1] not in self.may_end:
+            return False
         if tokens[-1] in self._end_ids:
             return True
-        if tokens[-1] not in self._may_stop:
-            return False
         tail = self._decode(tokens[-self._tail :])
         return any(s in tail for s in self._stop) and not self._is_thought(tokens)
 

@@ -18,6 +18,8 @@ from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
 MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instructions, from which on they are run once
+Drawn = tuple[list[int], list[float]]  # tokens of one conversation, and their log-probabilities
+
 STEPS_AT_ONCE = 4  # on a GPU: whenever tokens are looked at it waits for 2 ms, a quarter of a 3 B model's step
 
 
@@ -152,11 +154,9 @@ class TransformersEngine:
             [len(sequence.ids) for sequence in cached],
             1 + max(len(sequence.ids) for sequence in running), draw, steps,
         )  # fmt: skip
-        steps_drawn = [
-            dict(zip(keys, zip(map(int, tokens), logprobs, strict=True), strict=True))
-            for tokens, logprobs in torch.stack(drawn).tolist()
-        ]
-        return self._read_drawn(leaders, steps_drawn)
+        tokens, logprobs = torch.stack(drawn, -1).cpu()
+        drawn_for = dict(zip(keys, zip(tokens.long().tolist(), logprobs.tolist(), strict=True), strict=True))
+        return self._read_drawn(leaders, drawn_for)
 
     def _next_noise(self, turns: list[OpenTurn], steps: int) -> torch.Tensor | None:
         """`next_noise`; on a GPU numbers of our own instead of the process's, which are set back whenever something is
@@ -170,49 +170,54 @@ class TransformersEngine:
         size = steps, len(turns)
         return torch.rand(size, dtype=torch.float64, device=self.policy.device, generator=self._generator)
 
-    def _read_drawn(
-        self, leaders: dict[CachedSequence, int], steps: list[dict[int, tuple[int, float]]]
-    ) -> dict[int, Completion]:
-        """Append what was drawn for each conversation in some steps; returns the turns that this completes.
-
-        What was drawn after the end of a turn is dropped, and after a token that its row did not go on with.
-        """
+    def _read_drawn(self, leaders: dict[CachedSequence, int], drawn: dict[int, Drawn]) -> dict[int, Completion]:
+        """Append what was drawn for each conversation; returns the turns that this completes."""
         done: dict[int, Completion] = {}
         self._running = []
-        for number, drawn in enumerate(steps, 1):
-            rows, leaders = leaders, {}
-            for sequence, leader in rows.items():
-                followed = drawn[leader][0] if number < len(steps) else None
-                complete, continuing = self._append_drawn(sequence, drawn)
-                done |= complete
-                if complete and continuing:
-                    self._cache.fork(sequence, list(complete))
-                for token in sorted(continuing, key=lambda token: token == followed):  # that one keeps the row
-                    fork = self._cache.fork(sequence, continuing[token])
-                    fork.next_id = token
-                    if token == followed:
-                        leaders[fork] = leader
-                    else:
-                        self._running.append(fork)
+        for sequence, leader in leaders.items():
+            turn, (tokens, logprobs) = self._open[leader], drawn[leader]
+            if len(sequence.keys) == 1 and turn.goes_on(len(tokens)) and self._is_complete.may_end.isdisjoint(tokens):
+                # One by one the tokens of 256 rows take 1.1 ms a step.
+                turn.completion.tokens += tokens
+                turn.completion.logprobs += logprobs
+                assert sequence.next_id is not None  # its turn is open
+                sequence.ids += [sequence.next_id, *tokens[:-1]]
+                sequence.next_id = tokens[-1]
+                self._running.append(sequence)
+            else:
+                done |= self._read_row(sequence, leader, drawn)
         self._cache.copy_forks()
         return done
 
-    def _append_drawn(
-        self, sequence: CachedSequence, drawn: dict[int, tuple[int, float]]
-    ) -> tuple[dict[int, Completion], dict[int, list[int]]]:
-        """Give each conversation of a sequence its token; returns the turns that this completes, and the other
-        conversations by token."""
-        assert sequence.next_id is not None  # its turn is open
-        sequence.ids.append(sequence.next_id)
-        complete: dict[int, Completion] = {}
-        continuing: dict[int, list[int]] = {}
-        for key in sequence.keys:
-            token = self._open[key].append(*drawn[key])
-            if self._open[key].ended:
-                complete[key] = self._open.pop(key).completion
-            else:
-                continuing.setdefault(token, []).append(key)
-        return complete, continuing
+    def _read_row(self, sequence: CachedSequence, leader: int, drawn: dict[int, Drawn]) -> dict[int, Completion]:
+        """Token by token: what was drawn after the end of a turn is dropped, and after a token that the row, which goes on with
+        those of ``leader``, did not go on with."""
+        done: dict[int, Completion] = {}
+        row = drawn[leader][0]
+        for number, token in enumerate(row):
+            assert sequence.next_id is not None  # its turn is open
+            sequence.ids.append(sequence.next_id)
+            complete: dict[int, Completion] = {}
+            continuing: dict[int, list[int]] = {}  # by token
+            for key in sequence.keys:
+                tokens, logprobs = drawn[key]
+                appended = self._open[key].append(tokens[number], logprobs[number])
+                if self._open[key].ended:
+                    complete[key] = self._open.pop(key).completion
+                else:
+                    continuing.setdefault(appended, []).append(key)
+            done |= complete
+            if complete and continuing:
+                self._cache.fork(sequence, list(complete))
+            followed = token if number + 1 < len(row) else None
+            for appended in sorted(continuing, key=lambda appended: appended == followed):  # that one keeps the row
+                fork = self._cache.fork(sequence, continuing[appended])
+                fork.next_id = appended
+                if appended != followed:
+                    self._running.append(fork)
+            if followed not in continuing:
+                break
+        return done
 
 
 def _common_prefix(sequences: list[list[int]]) -> list[int]:

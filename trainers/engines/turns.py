@@ -90,6 +90,10 @@ class OpenTurn:
         self.ended = self.completion.finish_reason == "stop" or len(tokens) == self.longest
         return token
 
+    def goes_on(self, count: int) -> bool:
+        """Whether this many more tokens go into the turn as they are drawn, if none of them can end it."""
+        return self.budget is None and len(self.completion.tokens) + count < self.longest
+
     def _count_thought(self, budget: ThoughtBudget) -> None:
         was_inside = self._inside
         self._inside = budget.is_inside(self.completion.tokens, was_inside)
