@@ -12,7 +12,9 @@ from trainers.models.architecture import find_backbone
 from trainers.models.products import linear
 from trainers.runtime.errors import UserError
 
-MAX_LOGITS = 2**24  # that are held at once, and again in the backward pass: 64 MiB
+# That are held at once, and a few times in the backward pass. On a GPU more: each part reads the head's weights, and adds to
+# their gradients, which at 2**24 takes a tenth of a 3 B model's update.
+MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,13 @@ def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         return head(hidden.float())
 
 
+def max_logits(device: torch.device) -> int:
+    """How many logits are held at once: 64 MiB, on a GPU 512 MiB or 1/64 of its memory."""
+    if device.type != "cuda":
+        return MAX_LOGITS
+    return min(MAX_LOGITS_ON_GPU, torch.cuda.get_device_properties(device).total_memory // 256)
+
+
 def token_logprobs(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
@@ -87,7 +96,7 @@ def token_logprobs(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the log-probability of each token and the entropy of each distribution, `MAX_LOGITS` logits at a time.
+    """Compute the log-probability of each token and the entropy of each distribution, `max_logits` at a time.
 
     Args:
         logits_of: hidden states [n, H] to float32 logits [n, V].
@@ -107,7 +116,7 @@ def token_logprobs(
 
     if not len(hidden):
         return part(hidden, rows, targets)
-    size = max(1, MAX_LOGITS // logits_of(hidden[:1].detach()).shape[-1])
+    size = max(1, max_logits(hidden.device) // logits_of(hidden[:1].detach()).shape[-1])
     if len(hidden) <= size:
         return part(hidden, rows, targets)
     # The tokens in the order of the hidden states that they were drawn from, and how many each part has.
