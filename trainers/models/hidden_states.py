@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.models import flex_attention, llama_parts, row_attention
 from trainers.models.architecture import layer_kinds, local_widths
-from trainers.models.prefix_trees import TOKEN_COST, build_trees
+from trainers.models.prefix_trees import TOKEN_COST, TOKEN_COST_WITHOUT_MASK, build_trees
 from trainers.trajectory import Batch, BatchRow, collate_rows
 
 
@@ -104,7 +104,7 @@ def token_cost_of(tree_attention: str) -> int | None:
     """Return the token cost of `prefix_trees.group_by_prefix` for this tree attention; None without trees."""
     if not tree_attention:
         return None
-    return row_attention.TOKEN_COST if tree_attention == "rows" else TOKEN_COST
+    return TOKEN_COST if tree_attention == "masked" else TOKEN_COST_WITHOUT_MASK
 
 
 class ForwardTokenMeter:

@@ -15,6 +15,8 @@ from trainers.trajectory import Batch
 # The cost of a token apart from attention, in units of one query-key pair: about 6 times the width of a transformer with
 # the usual layers, here 170. In a wider model more sequences would be worth grouping.
 TOKEN_COST = 1000
+# Where pairs that are masked cost nothing, whatever is shared is saved.
+TOKEN_COST_WITHOUT_MASK = 10**9
 
 
 @dataclass(slots=True, kw_only=True)

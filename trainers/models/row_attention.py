@@ -17,7 +17,6 @@ from trainers.models.prefix_trees import PrefixTrees
 ATTENTION_NAME = "tree_rows"  # as models know it
 MIN_WIDTH = 256  # of a model: in a narrower one attention is as much work as the rest, and rows are short
 CHUNK = 128  # queries that attend at once, to the keys up to theirs
-TOKEN_COST = 10**9  # for `group_by_prefix`: whatever is shared is saved
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from trainers.models.hidden_states import token_cost_of
 from trainers.models.micro_batches import map_parts, split_rows
-from trainers.models.prefix_trees import build_trees, group_by_prefix
+from trainers.models.prefix_trees import TOKEN_COST_WITHOUT_MASK, build_trees, group_by_prefix
 from trainers.trajectory import Step, Trajectory, collate
 
 
@@ -32,16 +33,18 @@ def test_what_is_hardly_alike_stays_apart():
     assert sizes([[1] * 3000 + [n] * 20 for n in range(4)], max_tokens=3050) == [2, 2]
     assert sizes([[1] * 100 + [n] * 300 for n in range(3)]) == [1] * 3
     assert sizes([[1] * 100 + [n] * 300 for n in range(3)], token_cost=10_000) == [3]
+    for kind, counts in {"masked": [1] * 3, "rows": [3], "packed": [3], "fused": [3]}.items():
+        assert sizes([[1] * 100 + [n] * 900 for n in range(3)], token_cost=token_cost_of(kind)) == counts
 
 
-@pytest.mark.parametrize("with_trees", [True, False])
+@pytest.mark.parametrize("cost", [1000, TOKEN_COST_WITHOUT_MASK, None])
 @pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
-def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens, with_trees):
+def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens, cost):
     played = [*(of(([1] * n, [2] * m)) for n, m in ((3, 4), (1, 1), (9, 2))), of(([1, 2], [3]), ([5], [6]))]
-    batch, cost = collate(played, pad_id=0), (1000,) if with_trees else (None,)
-    parts = [batch[rows] for rows in split_rows(batch, max_tokens, *cost)]
+    batch = collate(played, pad_id=0)
+    parts = [batch[rows] for rows in split_rows(batch, max_tokens, cost)]
     for part in parts:
-        ids = build_trees(part).ids if with_trees else part.ids
+        ids = part.ids if cost is None else build_trees(part, cost).ids
         assert ids.numel() <= max_tokens or len(part.ids) == 1
     assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
-    assert torch.equal(map_parts(lambda part: part.ids * 1.0, batch, max_tokens, *cost), batch.ids.float())
+    assert torch.equal(map_parts(lambda part: part.ids * 1.0, batch, max_tokens, cost), batch.ids.float())
