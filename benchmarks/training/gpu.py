@@ -207,7 +207,9 @@ def measure_update(shape: str, lora_rank: int, count: int, turn: int) -> Result:
         seconds.append(time_it(job))
     layers, head = count_weights(policy.model)
     sequences = [sequence.ids for episode in episodes for sequence in episode.rows]
-    run = sum(size for _, size in group_by_prefix(sequences, args.max_tokens_per_micro_batch, policy.token_cost))
+    run = sum(map(len, sequences))
+    if cost := policy.token_cost:
+        run = sum(size for _, size in group_by_prefix(sequences, args.max_tokens_per_micro_batch, cost))
     attention = 2 * config.num_hidden_layers * config.hidden_size * len(sequences[0]) * run  # of one forward pass
     needed = (4 if lora_rank else 6) * (layers * run + head * count * TURNS * turn) + 3 * attention
     best = min(seconds[1:])

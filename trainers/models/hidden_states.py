@@ -133,7 +133,8 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
     device, usual, starts = next(backbone.parameters()).device, config._attn_implementation, [ids]
     best: list[str] = []
     if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):
-        best, starts = ["packed"], [((ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
+        # All of them in one tree, with branches over many blocks.
+        best, starts = ["packed"], [((ids * 60)[:60] + (ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
         if config.model_type in llama_parts.MODEL_TYPES:
             best = ["fused", "packed"]
     elif device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME):

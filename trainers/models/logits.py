@@ -12,9 +12,9 @@ from trainers.models.architecture import find_backbone
 from trainers.models.products import linear
 from trainers.runtime.errors import UserError
 
-# That are held at once, and a few times in the backward pass. On a GPU more: each part reads the head's weights, and adds to
-# their gradients, which at 2**24 takes a tenth of a 3 B model's update.
-MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**27
+# In one part; the backward pass has four to seven times as many at once. On a GPU more: each part reads the head's weights, and
+# adds to their gradients, which at 2**24 takes a tenth of a 3 B model's update.
+MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +82,10 @@ def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def max_logits(device: torch.device) -> int:
-    """How many logits are held at once: 64 MiB, on a GPU 512 MiB or 1/64 of its memory."""
+    """How many logits a part has: 64 MiB, on a GPU up to 256 MiB, which with the backward pass is 1/64 to 1/36 of its memory."""
     if device.type != "cuda":
         return MAX_LOGITS
-    return min(MAX_LOGITS_ON_GPU, torch.cuda.get_device_properties(device).total_memory // 256)
+    return min(MAX_LOGITS_ON_GPU, torch.cuda.get_device_properties(device).total_memory // 1024)
 
 
 def token_logprobs(

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -29,3 +31,13 @@ def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradi
     for a, b in zip(run(), at_once, strict=True):
         torch.testing.assert_close(a, b)
     assert max(rows) == 2
+
+
+def test_parts_are_small_beside_the_memory(monkeypatch):
+    gib = 2**30
+    for memory, expected in ((8 * gib, 32), (24 * gib, 96), (141 * gib, 256)):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device, memory=memory: SimpleNamespace(total_memory=memory)
+        )
+        assert 4 * logits.max_logits(torch.device("cuda")) == expected * 2**20
+    assert 4 * logits.max_logits(torch.device("cpu")) == 64 * 2**20
