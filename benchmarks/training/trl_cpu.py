@@ -20,6 +20,7 @@ import json
 import math
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -128,6 +129,7 @@ def race(sides: dict[str, Callable[[Pace], dict]], rounds: int) -> tuple[dict[st
             for name in sorted(sides, reverse=number % 2 == 1):
                 pipes[name].send(None)
                 seconds[name].append(pipes[name].recv())
+                print(f"round {number + 1}/{rounds}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
         return seconds, {name: pipe.recv() for name, pipe in pipes.items()}
     finally:
         for process in processes:
