@@ -18,9 +18,9 @@ from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
 MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instructions, from which on they are run once
-Drawn = tuple[list[int], list[float]]  # tokens of one conversation, and their log-probabilities
-
 STEPS_AT_ONCE = 4  # on a GPU: whenever tokens are looked at it waits for 2 ms, a quarter of a 3 B model's step
+
+Drawn = tuple[list[int], list[float]]  # tokens of one conversation, and their log-probabilities
 
 
 class TransformersEngine:
@@ -190,8 +190,11 @@ class TransformersEngine:
         return done
 
     def _read_row(self, sequence: CachedSequence, leader: int, drawn: dict[int, Drawn]) -> dict[int, Completion]:
-        """Token by token: what was drawn after the end of a turn is dropped, and after a token that the row, which goes on with
-        those of ``leader``, did not go on with."""
+        """Append what was drawn for the conversations of one row, token by token; returns the turns that this completes.
+
+        The row went on with the tokens of ``leader``. Conversations that drew another one part, and what was drawn for them
+        after it is dropped, as is what was drawn after the end of a turn.
+        """
         done: dict[int, Completion] = {}
         row = drawn[leader][0]
         for number, token in enumerate(row):
