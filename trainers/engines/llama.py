@@ -154,39 +154,49 @@ def forward(
     """
     x = backbone.embed_tokens(ids)
     cos, sin = backbone.rotary_emb(x, positions)
-    cos, sin = cos[:, :, None], signed_sine(sin[:, :, None])
+    angles = cos[:, :, None], signed_sine(sin[:, :, None])
     heads = cast(int, backbone.config.num_key_value_heads)
     if attention_mask is None:
-        places = Places.of_pass(kv_cache, heads)
+        seen: Places | torch.Tensor = Places.of_pass(kv_cache, heads)
     else:  # query heads of one key-value head (GQA) are run as so many tokens of a single head
         mask = attention_mask.repeat(1, 1, backbone.config.num_attention_heads // heads, 1)
         # As numbers to add: PyTorch's attention would convert it in every layer.
-        blocked = torch.zeros_like(mask, dtype=weights.dtype).masked_fill_(~mask, -torch.inf)
+        seen = torch.zeros_like(mask, dtype=weights.dtype).masked_fill_(~mask, -torch.inf)
     layers, dtype = list(cast("Iterable[LlamaDecoderLayer]", backbone.layers)), weights.dtype
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     after = [(norm.weight, norm.variance_epsilon, dtype) for norm in norms]
     h = parts.normalize(x, *after[0])
     after = [*after[1:], (backbone.norm.weight, backbone.norm.variance_epsilon, backbone.norm.weight.dtype)]
     for number, layer in enumerate(layers):
-        attention = layer.self_attn
+        attention = cast("Qwen3Attention", layer.self_attn)
         q, k, v = (x.view(*ids.shape, -1, attention.head_dim) for x in weights(number, "qkv", h))
-        q_norm = k_norm = None
-        if hasattr(attention, "q_norm"):
-            qwen3 = cast("Qwen3Attention", attention)
-            q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (qwen3.q_norm, qwen3.k_norm))
-        if attention_mask is None:
-            keys, values = kv_cache.buffers(number, v.transpose(1, 2), v.transpose(1, 2))
-            both = keys.view(-1, attention.head_dim), values.view(-1, attention.head_dim)
-            q = parts.rotate_and_store(q, k, v, (cos, sin), (q_norm, k_norm), *both, places.slots)
-            h = attend_to_places(q, keys, values, places, attention.scaling)
-        else:
-            q, k = parts.rotate(q, cos, sin, q_norm, v.dtype), parts.rotate(k, cos, sin, k_norm, v.dtype)
-            k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
-            grouped = q.transpose(1, 2).reshape(len(ids), heads, -1, q.shape[-1])
-            h = scaled_dot_product_attention(grouped, k, v, attn_mask=blocked, scale=attention.scaling)
-            h = h.reshape(len(ids), q.shape[2], *q.shape[1::2]).transpose(1, 2)
+        h = _attend(attention, number, q, k, v, angles, seen, kv_cache, parts)
         x, h = parts.add_and_normalize(x, weights(number, "o", h.flatten(2))[0], *after[2 * number])
         h = parts.gate(*weights(number, "gate_up", h))
         add = parts.add_and_normalize if number + 1 < len(layers) else add_and_normalize  # of another precision
         x, h = add(x, weights(number, "down", h)[0], *after[2 * number + 1])
     return h
+
+
+def _attend(
+    attention: "Qwen3Attention", number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor], seen: Places | torch.Tensor, kv_cache: KVCache, parts: Parts,
+) -> torch.Tensor:  # fmt: skip
+    """Attention [m, w, heads, D] of this layer. Its keys and values [m, w, kv heads, D] are stored in the cache on the way.
+
+    ``seen``: where it reads, or the mask of `forward` as numbers to add.
+    """
+    q_norm = k_norm = None
+    if hasattr(attention, "q_norm"):
+        q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
+    if isinstance(seen, Places):
+        keys, values = kv_cache.buffers(number, v.transpose(1, 2), v.transpose(1, 2))
+        both = keys.view(-1, attention.head_dim), values.view(-1, attention.head_dim)
+        q = parts.rotate_and_store(q, k, v, angles, (q_norm, k_norm), *both, seen.slots)
+        return attend_to_places(q, keys, values, seen, attention.scaling)
+    shape = q.shape
+    q, k = parts.rotate(q, *angles, q_norm, v.dtype), parts.rotate(k, *angles, k_norm, v.dtype)
+    k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
+    grouped = q.transpose(1, 2).reshape(len(q), k.shape[1], -1, q.shape[-1])
+    out = scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=attention.scaling)
+    return out.reshape(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)

@@ -190,7 +190,7 @@ class ModelRunner:
         """
         self._kv_cache.set_positions(rows, columns, width)
         positions = columns.clamp(max=max_length - 1)
-        masks = {} if self._runs_as_llama and self._reads_places else self._attention_masks(columns, width)
+        masks = {} if self._reads_places else self._attention_masks(columns, width)
         if not self._runs_as_llama:
             converted = {kind: self._policy.to_model_mask(mask) for kind, mask in masks.items()}
             return self._backbone(

@@ -140,6 +140,9 @@ def merged_weight(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def _inject(model: PreTrainedModel, config: Any) -> None:
     model.add_adapter(config)
+    for module in cast(Any, model).modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False  # it would make its input float32, which autocast rounds again
     base = config.base_model_name_or_path
     if base and Path(base).exists():  # a saved adapter must find its base from any folder
         config.base_model_name_or_path = str(Path(base).absolute())

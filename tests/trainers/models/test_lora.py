@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo
 from trainers.checkpoints import checkpoint
+from trainers.models import loading
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, load_lora_weights, make_reference, trainable_parameters
@@ -74,7 +75,7 @@ def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(model_folder, tm
     of_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), saved)
     assert torch.equal(logits(of_peft.eval()), expected)
     merged = of_peft.merge_and_unload()
-    torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(merged), expected, rtol=1e-3, atol=1e-3)
     assert not (saved / "model.safetensors").exists()
     config = json.loads((saved / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 32, "LORA")
@@ -94,6 +95,17 @@ def test_weights_go_into_the_adapter_that_is_there_if_they_fit(model_folder, mak
     other.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="other layers"):
         load_lora_weights(other.model, saved)
+
+
+def test_in_bfloat16_an_adapter_reads_what_its_layer_reads(model_folder, episodes, monkeypatch):
+    monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: True)
+    policy = load_policy(model_folder, "cpu", dtype="bfloat16", lora_rank=2)
+    read = {}
+    for name, module in policy.model.named_modules():
+        if name.endswith(("o_proj.lora_A.default", "down_proj.lora_A.default")):  # the others read a norm, in float32
+            module.register_forward_pre_hook(lambda module, args, name=name: read.update({name: args[0].dtype}))
+    policy.logprobs(collate(episodes(policy), policy.pad_id))
+    assert set(read.values()) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("rank", [0, 2])
