@@ -14,18 +14,19 @@ from trainers.runtime import integrity
 
 ROOT = Path(__file__).parents[2]
 AGENT, START = ROOT / "examples" / "smollm2-hotpotqa", ROOT / "examples" / "smollm2-hotpotqa-sft"
+PAGE = ROOT / "docs" / "results" / "real_questions.md"
 both = pytest.mark.parametrize("folder", [AGENT, START], ids=["agent", "start"])
 
 
-@both
-def test_it_is_whole_small_and_names_no_folder(folder):
+@pytest.mark.parametrize(("folder", "max_chars", "max_new_tokens"), [(AGENT, 500, 48), (START, 1000, 96)])
+def test_it_is_whole_small_and_names_no_folder(folder, max_chars, max_new_tokens):
     integrity.verify(folder)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 10_000_000
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     kept = checkpoint.read_extra(folder)
-    assert json.loads(kept["env_kwargs"]) == {"k": 2, "max_chars": 500, "max_turns": 5}
-    assert (kept["dtype"], kept["max_new_tokens"]) == ("bfloat16", 48)
+    assert json.loads(kept["env_kwargs"]) == {"k": 2, "max_chars": max_chars, "max_turns": 5}
+    assert (kept["dtype"], kept["max_new_tokens"]) == ("bfloat16", max_new_tokens)
     card = (folder / "README.md").read_text()
     assert card.startswith("---\n") and "base_model: " in card
     for part in ("## Evaluation", "## Command", "## Use", "MuSiQue", "--base-model"):
@@ -48,14 +49,26 @@ def test_its_weights_fit_the_model_that_it_names(folder):
     assert all(torch.isfinite(weight).all() and weight.abs().max() > 0 for weight in weights.values())
 
 
-@pytest.mark.parametrize(
-    ("title", "card"),
-    [*((f"{name}, two passes", AGENT) for name in ("SFT", "Rejection sampling", "GRPO")), ("SFT", START)],
-)  # fmt: skip
-def test_its_tables_are_made_of_the_scores_of_each_question(title, card):
+@pytest.mark.parametrize("title", [f"{name}, two passes" for name in ("SFT", "Rejection sampling", "GRPO")])
+def test_its_table_is_made_of_the_scores_of_each_question(title):
     kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())
     own = {record["seed"]: record for record in kept["agents"][title]}[0]
     em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}
     f1 = {column: scores["f1"] for column, scores in own["columns"].items()}
     cells = [f"{mean(em[column]):.3f} ({mean(f1[column]):.3f})" for column in ("HotpotQA", "MuSiQue")]
-    assert " | ".join(cells) in (card / "README.md").read_text()
+    assert " | ".join(cells) in (AGENT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("title", "pages"),
+    [("SFT", [PAGE, START]), ("Naive RAG (SFT)", [PAGE, START]), ("Earlier GRPO", [PAGE, AGENT]), ("Earlier SFT", [PAGE]),
+     ("Best constant", [PAGE]), ("Rule", [PAGE])],
+)  # fmt: skip
+def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(title, pages):
+    kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())
+    em = {column: list(map(int, kept["agents"][title][column]["em"])) for column in ("HotpotQA", "2Wiki")}
+    flagged = [pair for column in em for pair in zip(em[column], kept["questions"][column]["yes_or_no"], strict=True)]
+    parts = [[score for score, flag in flagged if flag == kind] for kind in "10"]
+    cells = " | ".join(f"{mean(scores):.3f}" for scores in (*em.values(), *parts))
+    for page in pages:
+        assert cells in (page if page.suffix else page / "README.md").read_text()
