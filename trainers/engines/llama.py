@@ -194,9 +194,9 @@ def _attend(
         both = keys.view(-1, attention.head_dim), values.view(-1, attention.head_dim)
         q = parts.rotate_and_store(q, k, v, angles, (q_norm, k_norm), *both, seen.slots)
         return attend_to_places(q, keys, values, seen, attention.scaling)
-    shape = q.shape
+    rows, tokens, heads, size = q.shape
     q, k = parts.rotate(q, *angles, q_norm, v.dtype), parts.rotate(k, *angles, k_norm, v.dtype)
     k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
-    grouped = q.transpose(1, 2).reshape(len(q), k.shape[1], -1, q.shape[-1])
+    grouped = q.transpose(1, 2).reshape(rows, k.shape[1], -1, size)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=attention.scaling)
-    return out.reshape(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
+    return out.reshape(rows, heads, tokens, size).transpose(1, 2)

@@ -74,8 +74,8 @@ def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(model_folder, tm
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(saved).eval()), expected)
     of_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), saved)
     assert torch.equal(logits(of_peft.eval()), expected)
-    merged = of_peft.merge_and_unload()
-    torch.testing.assert_close(logits(merged), expected, rtol=1e-3, atol=1e-3)
+    whole = logits(of_peft.double())  # in float32 the two round differently, on some CPUs by more
+    torch.testing.assert_close(logits(of_peft.merge_and_unload()), whole, rtol=0, atol=1e-4)
     assert not (saved / "model.safetensors").exists()
     config = json.loads((saved / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 32, "LORA")
