@@ -337,11 +337,11 @@ def run_parts(names: list[str], is_tiny: bool, connection) -> None:
         except Exception as error:  # such as no memory: the next part may still be measured
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        connection.send(found)  # first of all: after a fault of the device what follows ends this process
         gc.collect()
         if IS_GPU:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        connection.send(found)
 
 
 def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> None:

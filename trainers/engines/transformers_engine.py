@@ -38,7 +38,6 @@ class TransformersEngine:
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         # How many tokens are drawn before the first is looked at.
         self._steps_at_once = 1 if self.runner.graphs is None else STEPS_AT_ONCE
-        self._generator: torch.Generator | None = None
         self._library: LibrarySampler | None = None
         if reason := self.runner.unfit:
             self._library = LibrarySampler(policy, self.runner.processed)
@@ -55,6 +54,7 @@ class TransformersEngine:
         self._running: list[CachedSequence] = []  # those with open turns
         self._waiting: dict[int, list[int]] = {}  # prompts for the library
         self._params = SamplingParams(max_new_tokens=1)  # of the open turns
+        self._generator: torch.Generator | None = None
 
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
@@ -159,10 +159,10 @@ class TransformersEngine:
         return self._read_drawn(leaders, drawn_for)
 
     def _next_noise(self, turns: list[OpenTurn], steps: int) -> torch.Tensor | None:
-        """`next_noise`; on a GPU numbers of our own instead of the process's, which are set back whenever something is
-        compiled, as by an update in another thread."""
+        """`next_noise`; on a GPU from a generator of this rollout, which the process's seeds: an update that compiles in another
+        thread sets that one back."""
         noise = next_noise(turns, steps, self.policy.device)
-        if noise is not None or self.runner.graphs is None:
+        if noise is not None or self.runner.graphs is None or not self._params.temperature:
             return noise
         if self._generator is None:
             seed = int(torch.randint(2**62, ()))

@@ -36,8 +36,9 @@ def round_frozen(model: PreTrainedModel) -> None:
     """Store the frozen linear layers in bfloat16, in place: the numbers that `autocast` would round them to each time,
     in half the memory. The embedding and the head stay float32."""
     head = model.get_output_embeddings()
+    kept = set() if head is None else {*head.modules()}  # with the layers of an adapter
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear) and module is not head and not module.weight.requires_grad:
+        if isinstance(module, torch.nn.Linear) and module not in kept and not module.weight.requires_grad:
             module.to(torch.bfloat16)
 
 

@@ -113,10 +113,13 @@ class Collector:
         collected.metrics["time/rollout"] = min(waited, collected.seconds)
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
-            self._next = self._pool.submit(
-                collect_batch, self._args, envs, self.sampler, engine, number + 1, self._roll_out
-            )
+            self._next = self._pool.submit(self._collect_ahead, envs, engine, number + 1)
         return collected
+
+    def _collect_ahead(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
+        # The update may compile meanwhile, and then sets the process's generators back to where it began.
+        distributed.reseed(self._args.seed, number, alone=True)
+        return collect_batch(self._args, envs, self.sampler, engine, number, self._roll_out)
 
     def close(self) -> None:
         """Wait for the batch under way, and end the thread that collects it."""

@@ -111,7 +111,8 @@ def broadcast_weights(model: torch.nn.Module) -> None:
             distributed.broadcast(parameter.data, 0)
 
 
-def reseed(*seed: int) -> None:
-    """Give each of several processes random numbers of its own, or all of them would sample with the same noise."""
-    if world_size() > 1:
+def reseed(*seed: int, alone: bool = False) -> None:
+    """Give each of several processes random numbers of its own, or all of them would sample with the same noise. ``alone``: so
+    also a single one."""
+    if alone or world_size() > 1:
         torch.manual_seed(int(np.random.SeedSequence([*seed, rank()]).generate_state(1, np.uint64)[0] >> 1))

@@ -198,18 +198,31 @@ def test_steps_that_are_taken_at_once_do_not_wait_for_the_device(make_policy, ca
     assert "lift_fresh" in events[:first]
 
 
-def test_what_is_drawn_does_not_repeat_if_the_process_sets_its_numbers_back(make_policy, captured):
-    """As compiling does, in another thread."""
+def test_a_rollout_draws_from_the_random_state_in_which_it_began(make_policy, captured):
+    """So do resumed runs, evaluations and processes. What sets that state back meanwhile, as compiling in another thread does,
+    changes nothing."""
     policy, turns = make_policy("bytes", 2), []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        engine, state = TransformersEngine(policy, ()), torch.get_rng_state()
-        for _ in range(2):
-            engine.reset()
-            turns.append(generate(engine, {0: policy.encode("the town")}, 12, 1.0)[0].tokens)
-            torch.set_rng_state(state)
-    first, second, again, *_, other, _ = turns
-    assert first == again and first not in (second, other)
+    prompts, params = {0: policy.encode("the town")}, SamplingParams(max_new_tokens=12)
+    engine, states = TransformersEngine(policy, ()), []
+    for begins_anew, is_set_back in ((True, False), (False, False), (True, True)):
+        if begins_anew:
+            torch.manual_seed(0)
+        engine.reset()
+        states.append(torch.get_rng_state())
+        engine.submit(prompts, params)
+        while engine._open:
+            turns += [done.tokens for done in engine._decode().values()]
+            if is_set_back:
+                torch.manual_seed(7)
+    first, second, again = turns
+    assert first == again != second and len(first) > engine._steps_at_once
+    assert torch.equal(states[0], states[2]) and not torch.equal(states[0], states[1])
+
+
+def test_greedy_turns_take_no_random_numbers(make_policy, captured):
+    policy, state = make_policy("bytes", 2), torch.get_rng_state()
+    generate(TransformersEngine(policy, ()), {0: policy.encode("the town")}, 12, 0.0)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_keys_and_values_take_what_a_step_reads(make_policy, captured):

@@ -108,6 +108,19 @@ def test_in_bfloat16_an_adapter_reads_what_its_layer_reads(model_folder, episode
     assert set(read.values()) == {torch.bfloat16}
 
 
+def test_an_adapter_of_the_head_is_loaded_in_bfloat16(model_folder, episodes, tmp_path, bfloat16_products):
+    """With the head, which stays float32."""
+    policy = load_policy(model_folder, "cpu")
+    policy.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
+    batch = collate(episodes(policy), policy.pad_id)
+    loaded = load_policy(save(shaken(policy), tmp_path / "saved"), "cpu", dtype="bfloat16")
+    policy.dtype = torch.bfloat16  # its layers are rounded in each pass
+    with torch.no_grad():
+        expected = policy.logprobs(batch)[0]
+        for one in (loaded, make_reference(loaded)):
+            torch.testing.assert_close(one.logprobs(batch)[0], expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_reference_stays_where_training_started(model_folder, episodes, rank):
     policy = load_policy(model_folder, "cpu", lora_rank=rank)

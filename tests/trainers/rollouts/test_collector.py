@@ -73,6 +73,25 @@ def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(arguments, 
     assert line["train/return"] == first[1]["train/return"]  # the same first batch
 
 
+def test_each_batch_ahead_has_random_numbers_of_its_own(arguments, model_folder):
+    """Also if an update compiles meanwhile, and with that sets the process's back to where it began."""
+    args, policy, states = arguments(updates=3), load_policy(model_folder, "cpu"), []
+
+    def roll_out(*values, **options):
+        states.append(torch.get_rng_state())
+        return collector.rollout(*values, **options)
+
+    envs, batches = make_envs(args.env, args.env_kwargs, "train", 6), Collector(args, policy, roll_out)
+    engine = make_engine("transformers", batches.sampler, envs.envs[0].stop)
+    for number in range(3):
+        before = torch.get_rng_state()
+        batches.collect(envs, engine, number)
+        batches.update_weights()
+        torch.set_rng_state(before)
+    batches.close()
+    assert len({state.numpy().tobytes() for state in states}) == 3
+
+
 def test_an_error_in_what_is_played_ahead_is_an_error(arguments, tmp_path, monkeypatch):
     real, calls = collector.rollout, []
 
