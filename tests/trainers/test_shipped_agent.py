@@ -61,7 +61,8 @@ def test_its_table_is_made_of_the_scores_of_each_question(title):
 
 @pytest.mark.parametrize(
     ("title", "pages"),
-    [("SFT", [PAGE, START]), ("Naive RAG (SFT)", [PAGE, START]), ("Earlier GRPO", [PAGE, AGENT]), ("Earlier SFT", [PAGE]),
+    [("SFT", [PAGE, START]), ("Naive RAG (SFT)", [PAGE, START]), ("Earlier GRPO", [PAGE, AGENT]),
+     ("Naive RAG (Earlier GRPO)", [PAGE, AGENT]),
      ("Best constant", [PAGE]), ("Rule", [PAGE])],
 )  # fmt: skip
 def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(title, pages):
@@ -72,3 +73,17 @@ def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(titl
     cells = " | ".join(f"{mean(scores):.3f}" for scores in (*em.values(), *parts))
     for page in pages:
         assert cells in (page if page.suffix else page / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("title", "sentences"),
+    [("SFT", {PAGE: "SFT has {}", START: "it has {}"}),
+     ("Naive RAG (SFT)", {START: "Naive RAG with it: {}"}),
+     ("Earlier GRPO", {PAGE: "GRPO {}"})],
+)  # fmt: skip
+def test_sentences_about_musique_are_made_of_the_scores_of_each_question(title, sentences):
+    kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())
+    em = mean(map(int, kept["agents"][title]["MuSiQue"]["em"]))
+    for page, sentence in sentences.items():
+        text = (page if page.suffix else page / "README.md").read_text()
+        assert sentence.format(f"{em:.3f}") in " ".join(text.split())
