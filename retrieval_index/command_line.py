@@ -7,10 +7,14 @@ import itertools
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import tyro
+
+_show_warning = warnings.showwarning
+_told: set[str] = set()  # the warnings that were printed
 
 
 @contextlib.contextmanager
@@ -25,9 +29,23 @@ def end_at_a_closed_pipe() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def shorten_warnings() -> None:
+    """From now on, print a warning for the user as one line, once, without its place in the code."""
+    warnings.showwarning = _show_once
+
+
+def _show_once(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+    if category is not UserWarning:
+        _show_warning(message, category, *place, **options)
+    elif str(message) not in _told:
+        _told.add(str(message))
+        print(f"Warning: {message}", file=sys.stderr, flush=True)
+
+
 @end_at_a_closed_pipe()
 def run(commands: Mapping[str, Callable[..., Any]], program: str, words: Sequence[str], description: str = "") -> Any:
     """Run the command that the first word names. A mistake ends the process, see `fail`."""
+    shorten_warnings()
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         tyro.extras.subcommand_cli_from_dict(

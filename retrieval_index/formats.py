@@ -30,7 +30,12 @@ def jsonl_rows(path: Path) -> Rows:
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{number}: {explain(error)}") from None
+                    told = (
+                        f"{error.msg} (column {error.colno})"
+                        if isinstance(error, json.JSONDecodeError)
+                        else explain(error)
+                    )
+                    raise ValueError(f"{path}:{number}: {told}") from None
                 yield number, row
 
 

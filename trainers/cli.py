@@ -34,7 +34,10 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
     program = f"python -m {command if '.' in command else f'trainers.{command}'}"
     is_command = words is None
     if is_command:
+        from retrieval_index.command_line import shorten_warnings  # here: importing its package takes time
+
         sys.excepthook = partial(_report_end, program)
+        shorten_warnings()
     words = sys.argv[1:] if words is None else list(words)
     try:
         restored = _restore(defaults, words, command)

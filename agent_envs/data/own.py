@@ -45,7 +45,8 @@ def load_own(
             ``corpus`` beside the questions, or the contexts in the rows.
         index: searched instead of a corpus.
         name: the name in reports; by default that of the file or folder.
-        holdout: 0, or n to hold out one in n of the training questions, whatever the files say; 1 holds out all of them.
+        holdout: 0 for what the files or rows say, else one in ``HOLDOUT``; n for one in n of the training questions, whatever
+            they say; 1 holds out all of them.
         split_seed: of that draw.
 
     Raises:

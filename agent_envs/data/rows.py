@@ -83,7 +83,7 @@ def parse_row(record: Record) -> Parsed:
     if "question" not in row and "_id" in row and "text" in row:  # BEIR's queries
         row["question"] = row["text"]
     if "question" not in row:
-        raise ValueError(f"there is no 'question'; the fields are {', '.join(map(repr, row))}")
+        raise ValueError(f"there is no 'question'; {_list_fields(row)}")
     passages = _contexts(row)
     if "paragraphs" in row and not row.get("answerable", True):
         return Parsed(None, passages)
@@ -155,9 +155,7 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
         truth = _object(row["reward_model"], "reward_model").get("ground_truth")
         row, names = {"answer": truth.get("target") if isinstance(truth, Mapping) else truth}, ["answer"]
     if not names:
-        raise ValueError(
-            f"there is no 'answer' and no 'answers'; the fields that hold anything are {', '.join(map(repr, row))}"
-        )
+        raise ValueError(f"there is no 'answer' and no 'answers'; {_list_fields(row)}")
     golds: list[str] = []
     for name in names:
         value = _answers_in(row[name]) if isinstance(row[name], Mapping) else row[name]
@@ -169,11 +167,17 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
     return [gold for gold in golds if gold.strip()]
 
 
+def _list_fields(row: Mapping[str, Any]) -> str:
+    return f"the fields that hold anything are {', '.join(map(repr, row))}" if row else "no field holds anything"
+
+
 def _answers_in(value: Mapping[str, Any]) -> object:
     """The answers in an object: SQuAD's, with places in the context, or TriviaQA's, whose script compares with these."""
     if "text" in value:
         return value["text"]
     folded = {name.lower().replace("_", ""): held for name, held in value.items()}
+    if not {"value", "normalizedaliases"} <= folded.keys():
+        raise ValueError(f"'answer': expected text, a number or a list, got {value!r:.80}")
     return [folded["value"], *folded["normalizedaliases"], *(folded.get("humananswers") or ())]
 
 
@@ -196,16 +200,21 @@ def _contexts(row: Mapping[str, Any]) -> list[Passage]:
         return [make_passage(title or title_from(text), text) for title, text in pairs]
     if name == "paragraphs":
         return paragraph_passages({name: value})
-    return context_passages({"context": value})
+    try:
+        return context_passages({"context": value})
+    except ValueError:
+        if name == "context":
+            raise
+        raise ValueError(f"{name!r}: expected texts, or objects with title and text, got {first!r:.80}") from None
 
 
 def _support(row: Mapping[str, Any], passages: Iterable[Passage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The titles of the gold paragraphs, and the keys of their texts, or none of these where one is not known."""
     titles = _texts(row, "supporting_titles") or _titles_of_facts(row.get("supporting_facts", []))
     if not titles:  # MuSiQue
-        steps = [
-            step["support_paragraph"] for step in row.get("question_decomposition", []) if step.get("support_paragraph")
-        ]
+        name = "question_decomposition"
+        found = [_object(step, name).get("support_paragraph") for step in _list(row.get(name, []), name)]
+        steps = [_object(paragraph, "support_paragraph") for paragraph in found if paragraph]
         paragraphs = [one for one in row.get("paragraphs", []) if isinstance(one, Mapping) and one.get("is_supporting")]
         gold = steps or paragraphs
         keys = [paragraph_key(one["paragraph_text"]) for one in gold if one.get("paragraph_text")]

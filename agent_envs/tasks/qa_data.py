@@ -6,11 +6,11 @@ import os
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import retrieval_index
 from agent_envs import scoring
@@ -71,13 +71,13 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     be a `datasets.Dataset` or `DatasetDict` too, see `agent_envs.data.local.keep_dataset`.
 
     Raises:
-        ValueError: an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1 (or 1, for "own").
+        ValueError: an unknown benchmark or split, or a ``holdout`` that is no number of questions (1 only for "own").
         TypeError: an argument that the benchmark does not take.
     """
     check_choice("benchmark", benchmark, BENCHMARKS)
     check_choice("split", split)
-    if holdout < 0 or (holdout == 1 and benchmark != "own"):
-        raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
+    _check_whole("holdout", holdout, () if benchmark == "own" else (1,))
+    _check_whole("split_seed", arguments.get("split_seed", 0))
     if "data" in arguments:
         arguments["data"] = keep_dataset(arguments["data"])
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
@@ -89,6 +89,12 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     if benchmark != "own" and not holdout and split == "train":
         warn_of_shared(data, ", or holdout=n to keep each n-th question aside")
     return task
+
+
+def _check_whole(name: str, value: Any, without: Collection[int] = ()) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value in without:
+        least = "0, or at least 2" if without else "at least 0"
+        raise ValueError(f"{name} must be a whole number, {least}, got {value!r}")
 
 
 def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) -> tuple:
@@ -199,6 +205,11 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
     """A searcher over a folder, until it is built again, or a server. Benchmarks and splits share it."""
     if index.startswith(("http://", "https://")):
         remote = retrieval_index.RemoteSearcher(index)
+        try:
+            remote.search(["Wikipedia"], 1)  # a wrong address is known before an episode begins
+        except (retrieval_index.SearchFailed, ValueError) as error:
+            advice = "start its server (python -m retrieval_index serve --index FOLDER), or correct the URL"
+            raise retrieval_index.SearchFailed(f"index: {error}: {advice}") from error
         return cast(retrieval_index.Searcher, remote)  # an environment only needs `search`
     return retrieval_index.load(Path(index).expanduser())
 

@@ -1,5 +1,6 @@
 """Running the calls of a turn, or of a whole vector of environments, so that a call that fails affects no other."""
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -11,6 +12,7 @@ from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
+_warned_of: set[tuple[str, ...]] = set()
 UNANSWERED = 3  # calls in a row without an answer from what a tool asks, after which the rest of a batch fails
 
 
@@ -72,7 +74,18 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
         _run_queue(queue, results)
     for thread in threads:
         thread.join()
+    for result in results.values():
+        if result.fault:
+            _warn_of_fault(result.text)
     return [results[i] for i in sorted(results)]
+
+
+def _warn_of_fault(text: str) -> None:
+    """Say why a tool failed, once for each tool and kind of failure."""
+    kind = tuple(text.split(":")[:2])  # "search failed", "SearchFailed"; what follows may be different in each call
+    if kind not in _warned_of:
+        _warned_of.add(kind)
+        warnings.warn(f"a tool failed: {' '.join(text.split())}", stacklevel=3)
 
 
 def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:

@@ -204,7 +204,11 @@ def test_what_is_searched(tmp_path, data, corpus):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"query": "Who?", "answer": "Ada"}], r"my\.jsonl:1: there is no 'question'; the fields are 'query', 'answer'"),
+        ([{"query": "Who?", "answer": "Ada"}], r"my\.jsonl:1: there is no 'question'; .* hold anything are 'query', 'answer'"),
+        ([{}], r":1: there is no 'question'; no field holds anything"),
+        ([{"question": "Who?", "answer": {"name": "Ada"}}], r":1: 'answer': expected text, a number or a list, got \{'name"),
+        ([{"question": "Who?", "answer": "x", "contexts": [5]}], r":1: 'contexts': expected texts, or objects .* got 5"),
+        ([{"question": "Who?", "answer": "x", "question_decomposition": [5]}], ":1: .question_decomposition.: expected an obj"),
         ([{"question": "Who?", "label": "Ada"}], r":1: there is no 'answer' and no 'answers'; .* 'question', 'label'"),
         ([{"question": "Who?", "answers": []}], r":1: 'answers' holds no answer"),
         ([{"question": "Who?", "answer": "x", "aliases": [True]}], r":1: 'aliases': expected text or a number, got True"),

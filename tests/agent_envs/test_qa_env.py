@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import retrieval_index
 from agent_envs.tasks.qa import QAEnv
 
 
@@ -151,9 +152,18 @@ def test_held_out_training_questions():
     assert [question.id for question in aside.questions] == [whole[i].id for i in (0, 4, 8)]
     assert [question.id for question in ours] == [q.id for i, q in enumerate(whole) if i % 4]
     assert aside.task.source.endswith("only each 4th question")
-    for wrong in (1, -2):
-        with pytest.raises(ValueError, match=f"holdout must be 0, or at least 2.*got {wrong}"):
+    for wrong in (1, -2, "x", True):
+        with pytest.raises(ValueError, match=f"holdout must be a whole number, 0, or at least 2, got {wrong!r}"):
             QAEnv(holdout=wrong)
+    with pytest.raises(ValueError, match="split_seed must be a whole number, at least 0"):
+        QAEnv("own", data="my.jsonl", split_seed=1.5)
+
+
+def test_a_server_that_does_not_answer_is_named_before_an_episode_begins(tmp_path):
+    (tmp_path / "my.jsonl").write_text('{"question": "Who is the mayor?", "answer": "Mira Holt"}')
+    place = {"data": str(tmp_path / "my.jsonl"), "index": "http://127.0.0.1:9", "holdout": 1, "split": "validation"}
+    with pytest.raises(retrieval_index.SearchFailed, match=r"index: http://127\.0\.0\.1:9/.*refused.*start its server"):
+        QAEnv("own", **place)
 
 
 def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):

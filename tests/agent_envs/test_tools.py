@@ -282,6 +282,19 @@ def test_threads_of_calls_that_hang_are_bounded(monkeypatch):
     never.set()
 
 
+def test_why_a_tool_failed_is_told_once():
+    def ask(number: int):
+        """asks."""
+        raise {1: KeyError("a"), 2: KeyError("b"), 3: OSError("c")}[number]
+
+    tool = FunctionTool(ask, name="ask_once")
+    with pytest.warns(UserWarning) as told:
+        run_calls([({"ask_once": tool}, ToolCall("ask_once", {"number": number})) for number in (1, 2, 3, 1)])
+    assert [str(one.message) for one in told] == [
+        "a tool failed: ask_once failed: KeyError: 'a'", "a tool failed: ask_once failed: OSError: c",
+    ]  # fmt: skip
+
+
 def test_a_search_waits_where_its_searcher_is_a_server():
     server = CachedSearcher(RemoteSearcher("http://127.0.0.1:9"))
     assert SearchTool(server).io_bound and SearchTool(RemoteSearcher("http://127.0.0.1:9")).io_bound

@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import pytest
 
@@ -60,6 +61,18 @@ def test_serve_hands_on_what_it_was_told(tmp_path, passages, monkeypatch):
 
 def test_help_teaches(run):
     assert "python -m retrieval_index build --corpus" in run("--help") and "JSONL" in run("build", "--help")
+
+
+def test_a_warning_is_one_line_and_told_once(capsys, monkeypatch):
+    def work():
+        for category in (UserWarning, UserWarning, RuntimeWarning):
+            warnings.warn(f"of a {category.__name__}", category, stacklevel=1)
+
+    shared = command_line.command_line
+    monkeypatch.setattr(shared, "_told", set())
+    with pytest.warns(RuntimeWarning, match="of a RuntimeWarning"):  # what shows warnings is set back afterwards
+        shared.run({"work": work}, "program", ["work"])
+    assert capsys.readouterr().err == "Warning: of a UserWarning\n"
 
 
 def test_ctrl_c_says_that_the_build_goes_on(monkeypatch, capsys):

@@ -54,7 +54,7 @@ BEFORE_TORCH = [
     ("grpo --resume nowhere", "nowhere is no run to continue: there is no such folder"),
     ("grpo --resume empty", "empty is no run to continue: there is no checkpoint in it"),
     ("ppo --resume RUN", "RUN is a run of grpo: python -m trainers.grpo --resume RUN"),
-    ("grpo --resume RUN --lr 0.5", "RUN was trained with lr=0.01, not 0.5: remove it"),
+    ("grpo --resume RUN --lr 0.5", "RUN was trained with lr=0.01, not 0.5: leave the option out"),
     ("grpo --resume RUN --env-kwargs {\"k\":7}", "RUN was trained with env_kwargs="),
     ("grpo --out text", "cannot write to text: text is a file: give another --out"),
     ("grpo --out evaluated", "holds an evaluation: give another --out"),

@@ -127,7 +127,9 @@ def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
     """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
     if different := find_differences(saved, args):
         said = _list_differences(different)
-        raise SettingsDiffer(f"{where} was trained with {said}: remove it; --help-all lists what --resume may change")
+        raise SettingsDiffer(
+            f"{where} was trained with {said}: leave the option out; --help-all lists what --resume may change"
+        )
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
