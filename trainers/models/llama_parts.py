@@ -71,6 +71,9 @@ def compiled_parts() -> Parts:
     """`Parts` of one kernel each, for any number of tokens."""
     # Sampling, updates and comparisons at the start each compile them for themselves: more often than is usual.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # For many tokens it would sum the gradients of a norm by another kernel than for few, with which they are compared.
+    if hasattr(torch._inductor.config.triton, "mix_order_reduction"):
+        torch._inductor.config.triton.mix_order_reduction = False
     plain = Parts()
     compiled = {part.name: torch.compile(getattr(plain, part.name), dynamic=True) for part in fields(Parts)}
     return Parts(**compiled)

@@ -110,9 +110,10 @@ def token_logprobs(
 
     def part(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = (logits_of(hidden) / temperature).log_softmax(-1)
+        chosen = logprobs[rows, targets]  # before the entropy, which then is not computed again for the backward pass
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             uncertainty = entropy(logprobs)
-        return logprobs[rows, targets], uncertainty
+        return chosen, uncertainty
 
     if not len(hidden):
         return part(hidden, rows, targets)

@@ -12,6 +12,7 @@ import torch
 from agent_envs.vector import ToolVectorEnv
 from trainers.config import TrainArgs
 from trainers.engines.engine import Engine
+from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
 from trainers.rollouts.batching import refill_groups
 from trainers.rollouts.rollout import rollout
@@ -87,17 +88,19 @@ class Collector:
 
     With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
-    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. Its ``sampler`` is
+    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. The first update of a
+    process waits for the batch after it. Its ``sampler`` is
     what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy, roll_out: RollOut | None = None):
         self.sampler, self._trained, self._args, self._roll_out = policy, policy, args, roll_out
         self._next: Future[Collected] | None = None
+        self._is_first = True
         self._waited = 0.0  # for the next batch, where its weights were wanted before it was
         if args.one_step_off_policy:
             self.sampler = copy.copy(policy)
-            self.sampler.model = copy.deepcopy(policy.model)
+            self.sampler.model = copy_trainable(policy.model, policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
@@ -114,6 +117,9 @@ class Collector:
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
             self._next = self._pool.submit(self._collect_ahead, envs, engine, number + 1)
+            if self._is_first:  # its update compiles kernels and times them, beside which no CUDA graph can be captured
+                self.update_weights()
+        self._is_first = False
         return collected
 
     def _collect_ahead(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
@@ -134,4 +140,5 @@ class Collector:
             self._waited += time.monotonic() - begin
         if self.sampler is not self._trained:
             for ours, theirs in zip(self.sampler.model.parameters(), self._trained.model.parameters(), strict=True):
-                ours.copy_(theirs)
+                if ours is not theirs:
+                    ours.copy_(theirs)

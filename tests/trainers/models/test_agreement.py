@@ -133,6 +133,12 @@ def test_trees_are_run_as_the_model_allows(make, monkeypatch):
     with pytest.warns(UserWarning, match="not run as 'rows'.*: hidden states and gradients differ by"):
         assert choose_tree_attention(make("llama").model.base_model, IDS, torch.float32) == "masked"
 
+    monkeypatch.setattr(row_attention, "attend_rows", right)
+    broken = make("llama").model.base_model
+    list(broken.parameters())[5].register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.warns(UserWarning, match="not run as 'rows'.*nan"):
+        assert choose_tree_attention(broken, IDS, torch.float32) == "masked"
+
 
 def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make):
     backbone = make("qwen2").model.base_model

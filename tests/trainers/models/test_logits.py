@@ -33,6 +33,16 @@ def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradi
     assert max(rows) == 2
 
 
+def test_an_entropy_without_a_gradient_is_computed_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(logits, "entropy", lambda logprobs: calls.append(1) or entropy(logprobs))
+    monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
+    hidden = torch.randn(4, 3, requires_grad=True)
+    chosen, _ = logits.token_logprobs(torch.nn.Linear(3, 11), hidden, torch.arange(4), torch.arange(4))
+    chosen.sum().backward()
+    assert len(calls) == 2  # in each part, and not again where the parts are recomputed
+
+
 def test_parts_are_small_beside_the_memory(monkeypatch):
     gib = 2**30
     for memory, expected in ((8 * gib, 32), (24 * gib, 96), (141 * gib, 256)):

@@ -1,5 +1,6 @@
 """Batches that are played one ahead."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from trainers import grpo
 from trainers.factory import make_engine, make_envs
 from trainers.lifecycle.rl_run import RLRun
 from trainers.models.loading import load_policy
+from trainers.models.lora import add_lora
 from trainers.rollouts import collector
 from trainers.rollouts.collector import Collector
 from trainers.runtime.progress import read_metrics
@@ -46,6 +48,35 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(arguments, m
         with torch.no_grad():
             own, _ = policy.logprobs(episodes)
         torch.testing.assert_close(own, episodes.old_logprobs, rtol=0, atol=1e-4)
+
+
+def test_the_first_update_of_a_process_runs_beside_nothing(arguments, model_folder):
+    """It compiles, and no CUDA graph can be captured meanwhile."""
+    args, policy = arguments(), load_policy(model_folder, "cpu")
+    goes_on, played = threading.Event(), []
+
+    def roll_out(*values, **options):
+        if len(played) == 2:
+            assert goes_on.wait(60)
+        played.append(1)
+        return collector.rollout(*values, **options)
+
+    envs, batches = make_envs(args.env, args.env_kwargs, "train", 6), Collector(args, policy, roll_out)
+    engine = make_engine("transformers", batches.sampler, envs.envs[0].stop)
+    batches.collect(envs, engine, 0)
+    assert len(played) == 2
+    batches.collect(envs, engine, 1)
+    assert len(played) == 2
+    goes_on.set()
+    batches.close()
+
+
+def test_the_sampler_has_no_copy_of_frozen_weights(arguments, model_folder):
+    policy = load_policy(model_folder, "cpu")
+    add_lora(policy.model, 2, 4)
+    sampler = Collector(arguments(), policy).sampler
+    pairs = zip(policy.model.parameters(), sampler.model.parameters(), strict=True)
+    assert all((ours is theirs) == (not ours.requires_grad) for ours, theirs in pairs)
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 1e-6}, {"min_p": 1.0}])
