@@ -176,7 +176,7 @@ def _answers_in(value: Mapping[str, Any]) -> object:
     if "text" in value:
         return value["text"]
     folded = {name.lower().replace("_", ""): held for name, held in value.items()}
-    if not {"value", "normalizedaliases"} <= folded.keys():
+    if not {"value", "normalizedaliases"} & folded.keys():
         raise ValueError(f"'answer': expected text, a number or a list, got {value!r:.80}")
     return [folded["value"], *folded["normalizedaliases"], *(folded.get("humananswers") or ())]
 
