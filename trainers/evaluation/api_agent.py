@@ -89,6 +89,7 @@ class ApiAgent:
         self.tell: Callable[[str], object] = lambda text: None
         self._answered_as: set[str] = set()  # the names of models in the answers
         self._native = False  # whether it calls functions
+        self._key_variable = key_variable
         self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
@@ -270,6 +271,8 @@ class ApiAgent:
         text = " ".join(text.split())[:_LONGEST_ERROR]
         if status == 404:
             text += " (is that the name of the model, and does the address end in /v1?)"
+        if status == 401:
+            text += f" (the key is ${self._key_variable}{'' if self._key else ', which is not set'}; see --api-key-env)"
         if native and status == 400 and "tool" in text:
             text += " (where it takes no tools, --format hermes has them in the text)"
         return f"{status}: {text}" if status else text

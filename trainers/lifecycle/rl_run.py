@@ -74,6 +74,11 @@ class RLRun:
             collected = self.setup.collector.collect(self.setup.envs, self.setup.engine, step.number)
         except ToolsFailed as error:
             self.run.stop(step.number, error)
+        if not any(trajectory.steps for trajectory in collected.sampled):  # a program that answers by itself
+            told = (
+                f"the agent asked the policy for no turn in {len(collected.sampled)} episodes: nothing can be learned."
+            )
+            self.run.stop(step.number, ToolsFailed(told))
         step.waited = time.monotonic() - begin - collected.metrics["time/rollout"]
         step.rng = collected.rng
         by_group = sorted(collected.trajectories, key=lambda trajectory: trajectory.group)

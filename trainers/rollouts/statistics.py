@@ -48,7 +48,7 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
 def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:
     """Statistics of a batch of episodes for the monitor, under ``monitor/``; what is not known is left out. ``envs`` have just
     rolled them out, one each, and none of them is reset since."""
-    returns = torch.tensor([t.episode_return for t in episodes])
+    returns = torch.tensor([t.episode_return for t in episodes], dtype=torch.float32)
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
     written = [step.tokens for t in episodes for step in t.steps]
     turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]

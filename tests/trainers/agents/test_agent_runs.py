@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from trainers import evaluate, grpo, inputs, ppo
 from trainers.runtime.errors import UserError
+from trainers.runtime.signals import TrainingStopped
 
 AGENT = f"{__name__}:solve"
 TASKS = [{"question": f"Say the letter {letter}.", "letter": letter, "id": letter} for letter in "abcdefgh"]
@@ -26,6 +27,10 @@ def solve(task, client):
     return said
 
 
+def answer_alone(task, client):
+    return "x"
+
+
 def reward(task, result):
     return {"reward": sum(map(str.islower, result)) / 8, "metrics": {"length": len(result)}}
 
@@ -36,6 +41,11 @@ def tasks(tmp_path):
     lines = [task | {"split": "validation" if place < 3 else "train"} for place, task in enumerate(TASKS)]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return str(file)
+
+
+def test_a_program_that_never_asks_the_policy_ends_the_run(short_run):
+    with pytest.raises(TrainingStopped, match="asked the policy for no turn in 6 episodes: nothing can be learned"):
+        grpo.main(short_run(grpo, agent=f"{__name__}:answer_alone"))
 
 
 def test_a_program_is_trained_resumed_and_recorded(short_run, tmp_path):

@@ -256,7 +256,7 @@ def test_a_server_that_dies_ends_it_and_what_was_played_is_kept(at_once):
 @pytest.mark.parametrize(
     ("status", "told", "advice"),
     [
-        (401, "Incorrect API key provided: secret-key", "Incorrect API key provided: …"),
+        (401, "Incorrect API key provided: secret-key", "Incorrect API key provided: … (the key is $"),
         (404, "The model `m` does not exist", "does the address end in /v1?"),
         (400, '"auto" tool choice requires --enable-auto-tool-choice', "--format hermes"),
         (429, "You exceeded your current quota", "quota"),
