@@ -29,13 +29,10 @@ def jsonl_rows(path: Path) -> Rows:
             if line.strip():
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}:{number}: {error.msg} (column {error.colno})") from None
                 except (ValueError, RecursionError) as error:
-                    told = (
-                        f"{error.msg} (column {error.colno})"
-                        if isinstance(error, json.JSONDecodeError)
-                        else explain(error)
-                    )
-                    raise ValueError(f"{path}:{number}: {told}") from None
+                    raise ValueError(f"{path}:{number}: {explain(error)}") from None
                 yield number, row
 
 

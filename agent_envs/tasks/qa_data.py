@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,7 +93,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
 
 
 def _check_whole(name: str, value: Any, without: Collection[int] = ()) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value in without:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0 or value in without:
         least = "0, or at least 2" if without else "at least 0"
         raise ValueError(f"{name} must be a whole number, {least}, got {value!r}")
 

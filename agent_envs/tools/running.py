@@ -12,8 +12,8 @@ from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
-_warned_of: set[tuple[str, ...]] = set()
 UNANSWERED = 3  # calls in a row without an answer from what a tool asks, after which the rest of a batch fails
+_warned_of: set[tuple[str, ...]] = set()  # tools, and kinds of their failures
 
 
 class Tool(Protocol):

@@ -75,10 +75,9 @@ class RLRun:
         except ToolsFailed as error:
             self.run.stop(step.number, error)
         if not any(trajectory.steps for trajectory in collected.sampled):  # a program that answers by itself
-            told = (
-                f"the agent asked the policy for no turn in {len(collected.sampled)} episodes: nothing can be learned."
-            )
-            self.run.stop(step.number, ToolsFailed(told))
+            count = len(collected.sampled)
+            told = f"the agent asked the policy for no turn in {count} episodes: nothing can be learned."
+            self.run.stop(step.number, RuntimeError(told))
         step.waited = time.monotonic() - begin - collected.metrics["time/rollout"]
         step.rng = collected.rng
         by_group = sorted(collected.trajectories, key=lambda trajectory: trajectory.group)

@@ -89,8 +89,9 @@ class Collector:
     With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
     surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. The first update of a
-    process waits for the batch after it. Its ``sampler`` is
-    what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
+    process waits for the batch after it.
+
+    ``sampler`` is what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy, roll_out: RollOut | None = None):

@@ -46,8 +46,8 @@ def retry_on_tool_failure(
         left = distributed.broadcast(end - time.monotonic())  # all processes continue, or none
         what = f"a tool failed in {share:.0%} of the episodes"
         if left <= 0:
-            told = "a warning above says why, and nothing is learned of it"
-            raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): {told}.")
+            told = "nothing is learned of it. Warnings above name the cause."
+            raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): {told}")
         pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)
         print(f"Warning: {what}: they are rolled out again in {wait:.3g} s", file=sys.stderr, flush=True)
         if _pause(wait):
