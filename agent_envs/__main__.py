@@ -269,6 +269,9 @@ def main() -> None:
     program = "python -m agent_envs"
     try:
         run(COMMANDS, program, sys.argv[1:])
+    except KeyboardInterrupt:
+        print(f"{program}: stopped", file=sys.stderr)
+        raise SystemExit(130) from None
     except SystemExit as end:
         if isinstance(end.code, str):
             fail(f"{program} {sys.argv[1]}", end.code)

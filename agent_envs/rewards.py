@@ -227,12 +227,24 @@ class Reward(Mapping[str, tuple[float, Term]]):
         width = max(map(len, self), default=0)
         return "\n".join(f"{name:{width}}  {weight:<5g} × {_name(term)}" for name, (weight, term) in self._counting)
 
+    @property
+    def metrics(self) -> set[str]:
+        """Names of the metrics that the terms read."""
+        return set().union(*(_metrics_of(term) for _, (_, term) in self._counting))
+
     def with_gamma(self, gamma: float) -> Reward:
         """The same terms with another discount in those that have one."""
         _check_number("gamma", gamma)
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {gamma}")
         return Reward(**{name: (weight, _with_gamma(term, gamma)) for name, (weight, term) in self.items()})
+
+
+def _metrics_of(term: object) -> set[str]:
+    """Names of metrics are the only texts in terms."""
+    parts = getattr(term, "__dict__", {}).values()
+    inner = (_metrics_of(part) for part in parts if isinstance(part, _Term))
+    return {part for part in parts if isinstance(part, str)}.union(*inner)
 
 
 def make_reward(

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from agent_envs.formats.blocks import find_end
 from agent_envs.formats.json_text import function_schema
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import StepResult, ToolEnv
@@ -129,6 +130,18 @@ class Episode:
             raise ValueError("call() is for an Episode made with native=True; step() takes text")
         functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
         return self.step(_write_calls([{"function": function} for function in functions]))
+
+    def end_turn(self, text: str, *, cut: bool = False) -> tuple[str, bool]:
+        """A turn in text from a chat API as a sampler with `stop` ends it, and whether it is cut.
+
+        It ends with the first string of `stop` outside of thoughts, even if the API wrote on; and with one that the API left out.
+        ``cut``: the API reached its length limit.
+        """
+        if (end := find_end(text, self.stop)) is not None:
+            return text[:end], False
+        if cut or not self.env.parse(text).error:
+            return text, cut
+        return next((text + stop for stop in self.stop if not self.env.parse(text + stop).error), text), False
 
     def close(self) -> None:
         """Close the environment."""

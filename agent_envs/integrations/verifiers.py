@@ -125,13 +125,16 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                     answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
                 except APIError as error:  # a limit of the run, or of the model; the trace knows which
                     return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
-                message = answer.choices[0].message
-                reply, back = await asyncio.to_thread(take_message, episode, message.model_dump(exclude_none=True))
+                message = answer.choices[0].message.model_dump(exclude_none=True)
+                cut = answer.choices[0].finish_reason == "length"
+                if not data.native:
+                    message["content"], cut = episode.end_turn(message.get("content", ""), cut=cut)
+                reply, back = await asyncio.to_thread(take_message, episode, message, cut=cut)
                 if reply.metrics["tool_faults"]:
                     raise vf.ToolsetError("a tool failed, so the episode shows nothing about the model")
                 recorded["turn_rewards"] = list(episode.rewards)
                 recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
-                messages += [message.model_dump(exclude_none=True), *back]
+                messages += [message, *back]
                 if reply.context is not None:
                     messages = opening + reply.context
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")

@@ -14,6 +14,8 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from traceback import extract_tb
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
@@ -44,6 +46,7 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
     - Gymnasium's ``check_env`` gives no error and no warning.
     - Any string is a turn: it raises nothing, rewards are finite and the sum of ``reward_terms``, a malformed turn is not
       rewarded, and observations can be encoded.
+    - Some episode ends with ``PRIMARY_METRIC`` in its info. It warns of metrics that the reward reads and no turn reports.
     - No arguments make a tool fail by a fault of its own, which would void an episode.
     - The text of tool results is not rewarded.
     - It can be pickled in the middle of an episode, and the copy continues as the original does.
@@ -61,7 +64,7 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
     if not isinstance(task, ToolEnv):
         raise TypeError(f"check_agent_env checks environments made from ToolEnv, got {type(task).__name__}")
     _check_gymnasium(task)
-    turns = _check_totality, _check_arguments, _check_tool_text
+    turns = _check_totality, _check_metrics, _check_arguments, _check_tool_text
     for check in (*turns, _check_repeating, _check_pickling, _check_processes, _check_vector):
         try:
             check(task, steps, seed)
@@ -69,7 +72,16 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
             raise
         except Exception as error:  # an environment may raise anything
             where = check.__name__.removeprefix("_check_")
-            raise CheckFailed(f"the check {where!r} met {type(error).__name__}: {error}") from error
+            raise CheckFailed(f"the check {where!r} met {type(error).__name__}: {error}{_place_of(error)}") from error
+
+
+def _place_of(error: Exception) -> str:
+    """Where the user's own code raised an error, or called what did; "" if none of it did."""
+    ours = str(Path(__file__).parents[1])
+    frames = [
+        f for f in extract_tb(error.__traceback__) if ours not in f.filename and "site-packages" not in f.filename
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def transcript(env: ToolEnv, steps: int, seed: int) -> str:
@@ -94,7 +106,8 @@ def _roll_out_randomly(env: ToolEnv, steps: int, seed: int, sampled: float) -> I
         try:
             observation, reward, terminated, truncated, info = env.step(action)
         except Exception as error:
-            raise CheckFailed(f"step({action[:200]!r}) raised {type(error).__name__}: {error}") from error
+            told = f"{type(error).__name__}: {error}{_place_of(error)}"
+            raise CheckFailed(f"step({action[:200]!r}) raised {told}") from error
         done = terminated or truncated
         yield action, observation, reward, terminated, truncated, info
 
@@ -143,6 +156,22 @@ def _check_observation(env: ToolEnv, where: str, observation: str) -> None:
         observation.encode()
     except UnicodeEncodeError:
         raise CheckFailed(f"{where}: the observation has a lone surrogate, which no tokenizer takes") from None
+
+
+def _check_metrics(env: ToolEnv, steps: int, seed: int) -> None:
+    """Some episode ends with the task's own measure; and some turn reports each metric that the reward reads."""
+    happened = [turn for turn in _roll_out_randomly(env, steps, seed, sampled=0.7) if len(turn) > 2]
+    infos = [(info, terminated or truncated) for *_, terminated, truncated, info in happened]
+    for script in env.SCRIPTS.values():
+        for i in range(max(1, steps // 50)):
+            infos += [(turn, turn["terminated"] or turn["truncated"]) for turn in roll_out(env, script, seed + i)]
+    last = [info for info, done in infos if done]
+    if last and not any(env.PRIMARY_METRIC in info for info in last):
+        told = f"no episode ends with PRIMARY_METRIC, {env.PRIMARY_METRIC!r}, in its info; it has"
+        raise CheckFailed(f"{told} {', '.join(sorted(last[-1]))}")
+    if missing := env.reward.metrics.difference(*(info for info, _ in infos)):
+        told = f"the reward reads metrics that no turn of this check reports: {', '.join(sorted(missing))}"
+        warnings.warn(told, stacklevel=2)
 
 
 def _check_arguments(env: ToolEnv, steps: int, seed: int) -> None:

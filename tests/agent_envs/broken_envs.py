@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import gymnasium
 import numpy as np
 
-from agent_envs.rewards import Metric, Reward
+from agent_envs.rewards import AtEnd, Gate, Metric, Reward, Shaping
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
 
@@ -44,6 +44,7 @@ class Digit(ToolEnv):
     """Name the digit: nothing is wrong here."""
 
     REWARD = Reward(right=(1.0, Metric("right")))
+    PRIMARY_METRIC = "right"
 
     def __init__(self, tool=None, **common):
         super().__init__((tool or Echo(),), instructions="Name a digit.", max_turns=4, **common)
@@ -71,6 +72,14 @@ class Warns(Digit):  # nothing is wrong here either
     def __init__(self, **common):
         super().__init__(**common)
         warnings.warn("this is a stand-in", stacklevel=2)
+
+
+class Unmeasured(Digit):  # its own measure has another name
+    PRIMARY_METRIC = "rihgt"
+
+
+class ReadsNothing(Digit):  # a term reads a metric that is never reported
+    REWARD = Reward(right=(1.0, AtEnd(Metric("right"))), near=(0.5, AtEnd(Gate(Metric("naer"), Shaping("close")))))
 
 
 class Adds(Digit):  # a reward beside its terms
@@ -145,7 +154,7 @@ class Forgetful(Digit):  # a copy loses its digit
         return f"It is {self.digit}.", {}
 
     def evaluate_turn(self, turn, results, done):
-        return TurnOutcome(info={"digit": self.secret})
+        return TurnOutcome({"right": 0.0}, info={"digit": self.secret})
 
     def __getstate__(self):
         return {**self.__dict__, "secret": "lost"}

@@ -6,10 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def stand_in():
-    """Yields a class whose ``script`` has the turns that are said, one a request, ``heard`` the requests, ``url`` the address."""
+    """Yields a class whose ``script`` has the turns that are said, one a request, ``finish_reason`` why they end, ``heard``
+    the requests, ``url`` the address."""
 
     class Model(BaseHTTPRequestHandler):
         script: list
+        finish_reason = "stop"
         heard: list
         url: str
 
@@ -18,7 +20,7 @@ def stand_in():
             self.heard.append(request)
             turn = self.script[sum(message["role"] == "assistant" for message in request["messages"])]
             said = {"content": turn} if isinstance(turn, str) else {"content": None, "tool_calls": calls(turn)}
-            choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": "stop"}
+            choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": self.finish_reason}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice]}
             body = json.dumps({**answer, "usage": usage}).encode()

@@ -72,6 +72,23 @@ def test_text_turns_read_and_earn_what_the_environment_gives(evaluate, model):
         assert not [name for name in hidden if name in json.dumps(conversation)]
 
 
+def test_a_turn_in_text_ends_as_our_samplers_end_it_whatever_the_api_makes_of_stop_strings(evaluate, model):
+    goes_on = TEXT[0] + "<information>mine</information><answer>x</answer>"
+    (trace,) = evaluate([goes_on, "<search>a place", "<answer>no idea</answer> and more"], n=1)
+    env = gymnasium.make(MINIWIKI, **SMALL).unwrapped
+    env.reset(seed=0)
+    taken = [TEXT[0], "<search>a place</search>", TEXT[2]]
+    assert trace["info"]["turn_rewards"] == [env.step(turn)[1] for turn in taken] and trace["metrics"]["turns"] == 3
+    heard = [message["content"] for message in model.heard[-1]["messages"] if message["role"] == "assistant"]
+    assert heard == taken[:2]
+
+
+def test_a_turn_that_its_length_cut_is_no_action(evaluate, model):
+    model.finish_reason = "length"
+    (trace,) = evaluate(["<answer>no idea"] * 3, n=1)
+    assert trace["metrics"]["cut"] and trace["metrics"]["score"] == 0
+
+
 SEARCH = ("search", '{"query": "a town"}')
 NATIVE = [
     [[SEARCH, ("search", '{"query": "x"}')], [("answer", '{"text": "no idea"}')]],
@@ -115,7 +132,7 @@ def test_an_episode_that_a_limit_ends_has_reached_nothing(evaluate):
 
 
 def test_an_episode_in_which_a_tool_breaks_is_an_error(evaluate, monkeypatch):
-    def take(episode, said):
+    def take(episode, said, cut):
         reply = episode.step("hm")
         return replace(reply, metrics={**reply.metrics, "tool_faults": 1.0}), []
 
@@ -128,6 +145,7 @@ def test_the_example_runs(evaluate, model):
     evaluate(["<answer>x</answer>"], "@", str(EXAMPLE), "-r", "1", n=1)
     env = gymnasium.make(MINIWIKI, split="validation").unwrapped
     assert model.heard[0]["messages"][1]["content"] == env.reset(seed=0)[0]
+    assert tuple(model.heard[0]["stop"]) == env.stop
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import threading
 import time
 
 import openai
 import pytest
 from chat_server import Trouble, serve
+from chat_templates import HERMES
 
 from trainers import evaluate
 from trainers.episodes.records import read_episodes
@@ -64,7 +66,8 @@ def run(out, **args):
 
 
 def test_the_same_program_with_a_policy_and_an_api(program, answer_right, model_folder, tmp_path, capsys):
-    run(tmp_path / "here", checkpoint=(model_folder,), max_new_tokens=4)
+    (tmp_path / "tools.jinja").write_text(HERMES)
+    run(tmp_path / "here", checkpoint=(model_folder,), max_new_tokens=4, chat_template=tmp_path / "tools.jinja")
     with serve(answer_right) as chat:
         rows = run(tmp_path / "there", api=chat.url, model="m", temperature=0.5)
     assert (
@@ -134,3 +137,40 @@ def test_a_command_that_hangs_is_ended_and_fails_alone(program, tmp_path, monkey
         rows = run(tmp_path / "out", api=chat.url, model="m", agent=f"{sys.executable} {program}", max_failed=1)
     assert rows[-1]["failed"] == 1 and time.monotonic() - begin < 20
     assert list(rows[-1]["problems"]) == ["TimeoutError: the program took more than 0.3 s without a call"]
+
+
+LEAVES_A_CALL = """
+from threading import Event, Thread
+
+def solve(task, client):
+    thread = Thread(target=ask, args=(client,))
+    thread.start()
+    ASKED.wait()
+    LEFT.append(thread)
+    return "-"
+
+def ask(client):
+    try:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Sure?"}])
+    except Exception as error:
+        LEFT.append(error)
+
+ASKED, LEFT = Event(), []
+"""
+
+
+def test_a_call_that_waits_as_its_episode_ends_is_refused_at_once(program, tmp_path):
+    program.write_text(LEAVES_A_CALL)
+    ended = threading.Event()
+
+    def say(request):
+        sys.modules["my_program"].ASKED.set()
+        ended.wait()
+        return "too late"
+
+    with serve(say) as chat:
+        run(tmp_path / "out", api=chat.url, model="m", questions=1, num_envs=1)
+        sys.modules["my_program"].LEFT[0].join(30)
+        (_, error) = sys.modules["my_program"].LEFT
+        ended.set()
+    assert "the episode of this key has ended" in str(error)

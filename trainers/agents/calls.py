@@ -191,6 +191,9 @@ class Session(CallLog):
     def begin(self, call: Call, max_new_tokens: int, max_length: float) -> None:
         """Give a call its prompt, noise and conversation. Raises CallRefused."""
         self.admit(call)
+        if call.tools and self.policy.dialect is None:
+            told = f"the model cannot call functions: {self.policy.refusal}; leave out tools, or take another chat template"
+            raise CallRefused(400, told)
         try:
             call.prompt = self._encode(call)
         except Exception as error:  # a chat template raises what it likes

@@ -136,8 +136,8 @@ def run_program(program: Program, task: Task, episode: Episode) -> None:
         episode.finish(program.run(task), program.reward)
     except ProgramFailed as error:
         episode.fail(str(error))
-    except BaseException:  # a program may raise anything, SystemExit among it
-        episode.fail(traceback.format_exc())
+    except BaseException as error:  # a program may raise anything, SystemExit among it
+        episode.fail(_trace(error))
 
 
 def load_program(agent: str) -> Program:
@@ -149,6 +149,16 @@ def fingerprint(agent: str) -> str:
     """A digest of the file of a function, or of those that a command names. What these import is not looked at."""
     files = [Path(name) for name in load_program(agent).files]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback of a program's error, without what called the program."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = [
+        (frame.filename, frame.lineno or 0, frame.name, None) for frame in told.stack if frame.filename != __file__
+    ]
+    told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format())
 
 
 @lru_cache(1)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_envs.formats.blocks import find_end
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.integrations.episode import Message
 
@@ -15,15 +14,12 @@ class Form:
     """The request for a turn, and the reader of its answer.
 
     Attributes:
-        native: it may have function calls; else it is text that a string of ``stop`` ends.
         fields: of the request, beside the model and the messages.
-        parse: what a turn in text is to the environment.
+        end_turn: `Episode.end_turn`, if turns are text; else they may have function calls.
     """
 
-    native: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    parse: Callable[[str], Any] | None = None
+    end_turn: Callable[..., tuple[str, bool]] | None = None
 
 
 def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
@@ -41,11 +37,8 @@ def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
     if len({call["id"] for call in calls}) < len(calls):
         calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
     cut = choice.get("finish_reason") == "length"
-    if not form.native:
-        end = find_end(content, form.stop)
-        cut = cut and end is None
-        if not cut:
-            content = _end_turn(content, form) if end is None else content[:end]
+    if form.end_turn:
+        content, cut = form.end_turn(content, cut=cut)
         calls = []
     usage = answer.get("usage")
     response = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
@@ -75,13 +68,6 @@ def _read_call(call: Any, place: int) -> dict[str, Any]:
     written = arguments if isinstance(arguments, str) else dumps({} if arguments is None else arguments)
     made = {"name": name if isinstance(name, str) and name else "unknown", "arguments": written}
     return {**call, "id": call.get("id") or f"call_{place}", "type": "function", "function": made}
-
-
-def _end_turn(text: str, form: Form) -> str:
-    """A turn in text as our own engines end it: with one of the strings that end one, which an API leaves out."""
-    if form.parse and form.parse(text).error:
-        return next((text + stop for stop in form.stop if not form.parse(text + stop).error), text)
-    return text
 
 
 def to_send(message: Message, quirks: frozenset[str]) -> Message:

@@ -56,7 +56,7 @@ class ApiProgram:
         trajectory = Trajectory(instance={"instance": number, "sample": sample, **recorder.instance})
         episode = Episode(0, envs.envs[0], recorder, CallLog(trajectory, max_calls=self._max_calls))
         task, caller = Task(episode, self._endpoint.url, key), _Caller(episode, self._api)
-        episode.submit, episode.cancel = caller.submit, partial(self._program.cancel, task)
+        episode.submit, episode.cancel = caller.submit, partial(self._cancel, task, caller)
         self._episodes[key] = episode
         try:
             if not self._closed:
@@ -74,6 +74,10 @@ class ApiProgram:
             seconds=round(time.monotonic() - begun, 3),
         )  # fmt: skip
 
+    def _cancel(self, task: Task, caller: "_Caller") -> None:
+        caller.refuse_waiting()
+        self._program.cancel(task)
+
 
 class _Caller:
     """Asks the API for the calls of an episode.
@@ -88,6 +92,7 @@ class _Caller:
         self.problem, self.tokens = "", {"prompt_tokens": 0, "completion_tokens": 0}
         self._changed = Condition()  # of the episode, and its log
         self._stopped: EndpointStopped | None = None
+        self._waiting: set[Call] = set()
 
     def run(self, program: Any, timeout: float) -> None:
         """Run the program in a thread, and end its episode if it takes too long between calls."""
@@ -118,6 +123,7 @@ class _Caller:
             self._episode.session.admit(call)
             self._episode.session.attach(call)
             self._episode.waiting += 1
+            self._waiting.add(call)
         Thread(target=self._answer, args=(call,), daemon=True).start()
 
     def _answer(self, call: Call) -> None:
@@ -136,6 +142,20 @@ class _Caller:
         with self._changed:
             self._episode.waiting, self._episode.since = self._episode.waiting - 1, time.monotonic()
             self._changed.notify_all()
+        self._settle(call, result)
+
+    def refuse_waiting(self) -> None:
+        """Refuse the calls that have no answer yet, as the episode has ended."""
+        with self._changed:
+            waiting = list(self._waiting)
+        for call in waiting:
+            self._settle(call, ENDED)
+
+    def _settle(self, call: Call, result: Turn | Exception) -> None:
+        with self._changed:
+            if call not in self._waiting:
+                return
+            self._waiting.remove(call)
         if call.answer.set_running_or_notify_cancel():
             if isinstance(result, Turn):
                 call.answer.set_result(result)

@@ -36,6 +36,10 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
     estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
     """
+    if odd := next((e for e in episodes if score not in e), None):
+        raise UserError(
+            f"an episode ends without the task's PRIMARY_METRIC, {score!r}, in its info, which has {', '.join(odd)}"
+        )
     scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
     faults = [int(e.get("tool_faults", 0)) for e in episodes]
     failed = [bool(e.get("failed", count)) for e, count in zip(episodes, faults, strict=True)]

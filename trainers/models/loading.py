@@ -120,7 +120,10 @@ def load_policy(
             round_experts(model)
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
     set_matmul_precision(model, dtype)
-    return Policy(model, tokenizer, getattr(torch, dtype), thinking)
+    try:
+        return Policy(model, tokenizer, getattr(torch, dtype), thinking)
+    except ValueError as error:  # of its chat template
+        raise UserError(f"{path_or_id} cannot be used: {error}") from error
 
 
 def _ask_hub(path_or_id: str | Path) -> None:

@@ -164,6 +164,13 @@ def test_beyond_its_limits_a_call_is_refused():
         ask(start("gemma"), [QUESTION, {"role": "tool", "tool_call_id": "x", "content": "?"}], [0])
 
 
+def test_tools_that_a_chat_template_cannot_show_are_refused():
+    with pytest.raises(
+        CallRefused, match="cannot call functions: its chat template does not take tools; leave out tools"
+    ):
+        ask(start("plain"), [QUESTION], [0], [TOOL])
+
+
 def test_rewards_go_to_the_latest_turn_and_earlier_ones_to_the_first():
     session = start("plain")
     session.reward(0.5, {"tool": 0.5}, {"calls": [{"tool": "search"}], "text": "found"})

@@ -8,6 +8,7 @@ from trainers import export
 from trainers.checkpoints import checkpoint
 from trainers.models import hidden_states, loading
 from trainers.models.loading import _align, load_policy
+from trainers.runtime.errors import UserError
 
 
 def test_loaded_weights_lie_where_pytorch_would_put_them(make_policy, save_model):
@@ -44,7 +45,7 @@ def test_a_chat_template_of_ones_own_goes_with_the_checkpoints(model_folder, tmp
         for folder in (saved, out):
             assert load_policy(folder, "cpu").tokenizer.chat_template == given
     file.write_text("{% for m in messages %}")
-    with pytest.raises(ValueError, match="the chat template cannot write a conversation: ") as error:
+    with pytest.raises(UserError, match="cannot be used: the chat template cannot write a conversation: ") as error:
         load_policy(model_folder, "cpu", chat_template=file)
     assert "\n" not in str(error.value)
 
