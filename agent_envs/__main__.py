@@ -147,6 +147,8 @@ def serve(
     """
     id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
+        if sessions < 1:
+            raise ValueError(f"sessions must be at least 1, got {sessions}")
         check_port(port, host)
         from agent_envs.integrations.openenv import make_app
 

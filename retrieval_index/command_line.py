@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import tyro
 
 _show_warning = warnings.showwarning
+_MORE = "Got errors", "Argument helptext", "For full helptext"  # parts of tyro's errors
 _told: set[str] = set()  # the warnings that were printed
 
 
@@ -74,9 +75,10 @@ def in_one_line(program: str) -> Iterator[None]:
     except SystemExit as end:
         if not end.code:
             raise
-        lines = [line.strip("│╭╮╰╯─ ") for line in output.getvalue().splitlines()[1:]]  # a rule becomes an empty line
+        lines = [line.strip("│╭╮╰╯─|+ ") for line in output.getvalue().splitlines()[1:]]
+        lines = [line if line.strip("-") else "" for line in lines]  # a rule is one of an encoding without lines
         parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
-        mistakes = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
+        mistakes = [part.rstrip(".") for part in parts if not part.startswith(_MORE)]
         fail(program, f"{'; '.join(mistakes)}. --help explains the options")
 
 

@@ -62,7 +62,7 @@ def read(tool: Tool, text: str) -> dict[str, Any]:
     if kind == "list":
         return {name: [value for piece in text.split(SEPARATOR) if (value := piece.strip())]}
     if kind == "scalar" and not text.startswith("{"):
-        return {name: read_scalar(text, f"The argument of {tool.name}")}
+        return {name: read_scalar(text, f"The argument of {tool.name}", tool.parameters["properties"][name]["type"])}
     return read_object(text, f"The arguments of {tool.name}")
 
 

@@ -10,6 +10,7 @@ from agent_envs.tools import Tool
 
 _DEEPEST = 50  # levels of nesting
 _LONGEST_NUMBER = 300  # characters; a longer one would not fit a float
+_SCALARS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 # A string is one token even where it is not closed: looking for its end from every quote would take quadratic time.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
@@ -50,14 +51,14 @@ def read_value_at(text: str, start: int, problem: str) -> tuple[Any, int]:
     return read_value(text[start:], problem), len(text)
 
 
-def read_scalar(text: str, what: str) -> int | float | bool:
-    """Read a number or a truth value. Raises `Malformed` where it is neither."""
+def read_scalar(text: str, what: str, kind: str) -> int | float | bool:
+    """Read a value of a ``kind`` of JSON schemas: "integer", "number" or "boolean". Raises `Malformed` for other text."""
     try:
         value = _DECODER.decode(text) if len(text) <= _LONGEST_NUMBER else None
     except ValueError:
         value = None
     if not isinstance(value, int | float):
-        raise Malformed(f"{what} must be a number, or true or false, got {text[:50]!r}.")
+        raise Malformed(f"{what} must be {_SCALARS[kind]}, got {text[:50]!r}.")
     return value
 
 

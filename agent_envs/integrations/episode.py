@@ -172,6 +172,8 @@ def make_in_split(id: str, split: str, /, **env_kwargs: Any) -> Episode:
 
 def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
     """Draw ``n`` questions for a dataset, each as its seed, its split ("" without one) and its messages."""
+    if n < 1:
+        raise ValueError(f"a dataset needs at least 1 question, got {n}")
     episode, split = Episode(id, **options), options.get("split", "")
     for chosen in np.random.default_rng(seed).integers(2**31, size=n).tolist():
         yield chosen, split, episode.start(chosen)

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import gymnasium
@@ -213,6 +214,8 @@ def find_spec(id: str) -> EnvSpec:
         where = "a module is looked for in this folder and among what is installed"
         raise ValueError(f"there is no module {missing!r} to import for the environment {id!r}: {where}") from error
     except gymnasium.error.Error as error:
+        if module and (Path(module) / f"{module}.py").is_file():  # as `agent_envs new` writes it
+            raise UnknownEnvironment(f"there is no environment {id!r} in this folder: cd {module} first") from error
         near = nearest_names(id.rpartition(":")[2])
         meant = f"did you mean {' or '.join(near)}?" if near else "did you register it?"
         raise UnknownEnvironment(

@@ -157,6 +157,15 @@ def test_what_cannot_be_made_is_said_in_a_line(run, command):
     if command == "play":
         said = refusal(run, command, "Bandit", "--env-kwargs", '{"max_tokens": 9}')
         assert "max_tokens needs something that counts" in said
+        said = refusal(run, command, "Bandit", "--seed", "x")
+        assert said.startswith("Error parsing --seed: ") and said.endswith("from ['x']. --help explains the options")
+
+
+def test_a_task_of_ones_own_is_looked_for_in_its_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("new", "a_task_of_mine")
+    assert "in this folder: cd a_task_of_mine first" in refusal(run, "play", "a_task_of_mine:Mine/ATaskOfMine-v0")
+    sys.modules.pop("a_task_of_mine", None)
 
 
 def test_a_script_that_stops_too_early_is_named():
@@ -173,6 +182,7 @@ def test_a_script_that_stops_too_early_is_named():
 
 def test_serve_says_what_it_needs(run, monkeypatch):
     assert "port must be" in refusal(run, "serve", "MiniWiki", "--port", "65536")
+    assert "sessions must be at least 1, got 0" in refusal(run, "serve", "MiniWiki", "--sessions", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"cannot listen at 127.0.0.1:{port} (" in refusal(run, "serve", "MiniWiki", "--port", port)

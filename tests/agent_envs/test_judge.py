@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import warnings
 
 import gymnasium
 import httpx
@@ -87,9 +88,13 @@ def test_a_failure_is_tried_again(endpoint, judge, hiccup):
 )
 def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply, problem, tries):
     endpoint.replies = [reply]
-    with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} does not answer: {problem}"):
-        judge("Who?", ["Ann"], "Anne")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} does not answer: {problem}"):
+            judge("Who?", ["Ann"], "Anne")
     assert len(endpoint.asked) == tries
+    told = [str(warning.message) for warning in said if "judge" in str(warning.message)]
+    assert told == [f"the judge at {endpoint.url} does not answer, and is asked again: Error code: 500"] * (tries > 1)
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 

@@ -36,6 +36,12 @@ def test_it_says_and_pays_what_gymnasium_does(library, id, kwargs):
             assert step(turn) == ("" if done and library == "skyrl" else observation, reward, done)
 
 
+@pytest.mark.parametrize("n", [0, -3])
+def test_a_dataset_has_questions(n):
+    with pytest.raises(ValueError, match=f"a dataset needs at least 1 question, got {n}"):
+        next(draw_questions(MINIWIKI, n, 0))
+
+
 @pytest.mark.parametrize(
     ("kwargs", "why"),
     [({"context": "window:1"}, "leave context at 'append'"), ({"format": "native"}, "another format than native")],

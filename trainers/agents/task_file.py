@@ -87,7 +87,11 @@ def _read_outcome(value: Any) -> Outcome:
 @lru_cache(maxsize=8)
 def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
     split: dict[str, list[dict[str, Any]]] = {"train": [], "validation": []}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8: {error}") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -221,6 +221,9 @@ class ApiAgent:
 
     def _tell_of_retry(self, response: Any) -> None:
         number, status = int(response.request.headers.get("x-stainless-retry-count", 0)) + 1, response.status_code
+        if status == 429 and b"insufficient_quota" in response.read():  # an empty account fills no sooner
+            response.headers["x-should-retry"] = "false"  # which the client heeds
+            return
         self._thread.told = number <= RETRIES and (status in (408, 409, 429) or status >= 500)
         if self._thread.told:
             self.tell(f"{status}, retry {number} of {RETRIES}")

@@ -125,12 +125,14 @@ def test_episodes_without_a_call_are_no_rows(short_run, tasks, module, tmp_path)
         ('{"question": \n', "line 1: no JSON"),
         ('{"question": "a", "split": "test"}\n', "split must be 'train' or 'validation', got 'test'"),
         ('{"question": "a", "split": "train"}\n', "has no task to hold out"),
+        ('\ufeff{"question": "a\u2028b", "split": "train"}\r\n', "has no task to hold out"),
+        (b"\xff\xfea", "tasks.jsonl is no text in UTF-8"),
         (None, "there is no file"),
     ],
 )
 def test_what_is_no_file_of_tasks_is_named(short_run, tmp_path, content, said):
     file = tmp_path / "tasks.jsonl"
     if content is not None:
-        file.write_text(content)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=re.escape(said)):
         inputs.check_trainer(short_run(grpo, agent=AGENT, env=str(file), env_kwargs={}))

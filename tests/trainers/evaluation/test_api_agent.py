@@ -274,6 +274,15 @@ def test_a_server_that_refuses_everything_ends_it_in_its_words(monkeypatch, stat
     assert advice in str(stopped.value) and "secret" not in str(stopped.value) and "\n" not in str(stopped.value)
 
 
+def test_an_empty_account_is_not_asked_again():
+    def say(request):
+        raise Trouble(429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})
+
+    with serve(say) as chat:
+        (record,), agent = roll_out(chat.url, instances(1))
+    assert record["failed"] and "quota" in next(iter(agent.problems)) and len(chat.heard) == 1
+
+
 def test_a_server_that_is_there_and_never_answers_ends_it():
     def say(request):
         raise Trouble(1.0)
