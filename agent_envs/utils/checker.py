@@ -77,7 +77,7 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
 
 def _place_of(error: Exception) -> str:
     """Where the user's own code raised an error, or called what did; "" if none of it did."""
-    ours = str(Path(__file__).parents[1])
+    ours = f"{Path(__file__).parents[1]}{os.sep}"
     frames = [
         f for f in extract_tb(error.__traceback__) if ours not in f.filename and "site-packages" not in f.filename
     ]
