@@ -112,6 +112,8 @@ class Episode:
         ``seed`` is that of the question; ``attempt`` decides chance after the start; ``options`` are those of ``reset``, such as
         ``{"question": 7}``.
         """
+        if attempt is not None and not isinstance(attempt, int | np.integer):
+            raise ValueError(f"attempt must be an integer, got {attempt!r}")
         given = dict(options or {})
         if attempt is not None and self.env.TAKES_NOISE_SEED:
             given["noise_seed"] = attempt

@@ -13,6 +13,7 @@ and `dataset` writes the questions, for ``data.train_files``.
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -65,6 +66,8 @@ class AgentR1Loop(AgentLoopBase):
 
     def __init__(self, *args: Any, id: str, env_kwargs: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        if not isinstance(env_kwargs, Mapping | None):
+            raise ValueError(f"env_kwargs must be a mapping of arguments, got {env_kwargs!r}")
         self._id, self._env_kwargs = id, OmegaConf.to_container(OmegaConf.create(env_kwargs or {}))
 
     async def run(self, sampling_params: dict[str, Any], *, extra_info: Any = None, **row: Any) -> AgentLoopOutput:

@@ -29,7 +29,7 @@ def find_script(env: ToolEnv, name: str) -> ScriptMaker:
 
 
 def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None = None) -> list[Info]:
-    """Roll out one episode, from ``reset(seed=seed)`` on.
+    """Roll out one episode, from ``reset(seed=seed)`` on; a tool failure ends it.
 
     Returns:
         Its turns: dicts with ``observation`` (what the agent read), ``action``, ``reward``, ``terminated``,
@@ -43,7 +43,7 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
         following, reward, terminated, truncated, info = env.step(action)
         happened = {"observation": observation, "action": action, "reward": reward, "terminated": terminated}
         episode.append({**happened, "truncated": truncated, "next_observation": following, **info})
-        if terminated or truncated:
+        if terminated or truncated or info["tool_faults"]:
             return episode
         observation = reply = following
 
@@ -123,7 +123,7 @@ def is_drawn(env: ToolEnv) -> bool:
 
 
 def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0) -> list[list[Info]]:
-    """Roll out ``script`` on numbered instances (see `begin`), one per environment at once.
+    """Roll out ``script`` on numbered instances (see `begin`), one per environment at once. A tool failure ends an episode.
 
     Returns:
         For each instance its turns: dicts with ``observation``, ``instructions`` (the system prompt), ``action``,
@@ -160,7 +160,7 @@ def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMak
             info = info_of(infos, i) | {"terminated": bool(terminated[i])}
             begun = {} if episodes[i] else {"instance": recorders[i].instance}
             episodes[i].append({**seen, **came, **info, **begun})
-            if terminated[i] or truncated[i]:
+            if terminated[i] or truncated[i] or info["tool_faults"]:  # no script has to cope with a broken tool
                 running.remove(i)
             else:
                 actions[i] = write[i](_next(scripts[i], observations[i], len(episodes[i])))

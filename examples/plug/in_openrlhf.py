@@ -15,4 +15,4 @@ ENV = "AgentR1/MiniWiki-v0"
 AgentExecutor = executor(ENV)
 
 if __name__ == "__main__":
-    dataset(ENV, 1000).to_json(sys.argv[1])
+    dataset(ENV, 1000).to_json(sys.argv[1] if len(sys.argv) > 1 else "train.jsonl")

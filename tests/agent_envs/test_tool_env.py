@@ -7,7 +7,9 @@ from broken_envs import Echo
 from agent_envs.rewards import Invalid, Metric, Repeat, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import TurnOutcome
+from agent_envs.types import ToolCall, Turn, TurnOutcome
+from agent_envs.utils.scripts import roll_out, roll_out_many
+from agent_envs.vector import ToolVectorEnv
 
 
 class Counted(Echo):
@@ -33,6 +35,11 @@ class GuessNumber(ToolEnv):
         return TurnOutcome({"right": float(turn.answer == self.number)}, {"echoed": [r.text for r in results]})
 
 
+class NumberedGuess(GuessNumber):
+    def begin(self, options):
+        return super().begin({})
+
+
 @pytest.fixture
 def game():
     return GuessNumber((Counted(),), max_turns=3, render_mode="ansi")
@@ -50,6 +57,29 @@ def test_an_episode(game):
     assert (observation, reward, terminated, truncated) == ("", 1.0, True, False)
     assert info["reward_terms"] == {"right": 1.0}
     assert game.render().startswith("Which digit?\n<echo>a</echo>")
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, [3]])
+def test_a_seed_is_a_number(game, seed):
+    with pytest.raises(ValueError, match="seed must be an integer, got "):
+        game.reset(seed=seed)
+
+
+class Breaks(Echo):
+    def execute_batch(self, arguments):
+        raise ConnectionError("away")
+
+
+def test_a_script_is_not_told_of_a_tool_failure_that_ends_its_episode():
+    def trusting(env, rng):
+        yield Turn(answer=(yield Turn(calls=(ToolCall("echo", {"text": "a"}),))).split("no such words")[1])
+
+    for episode in (
+        roll_out(GuessNumber((Breaks(),)), trusting, seed=0),
+        *roll_out_many(ToolVectorEnv(lambda: NumberedGuess((Breaks(),)), 2), [0, 1], trusting),
+    ):
+        (turn,) = episode
+        assert turn["tool_faults"] == 1 and not turn["terminated"]
 
 
 def test_the_turn_budget_truncates_and_an_answer_in_the_last_turn_terminates(game):

@@ -51,6 +51,8 @@ def test_attempts_slip_on_the_same_lake_each_in_its_own_way():
         again.start(3, attempt=attempt)
         assert again.step(walk[0]).text in ends
     assert len(starts) == 1 and len(ends) > 1
+    with pytest.raises(ValueError, match="attempt must be an integer, got 'x'"):
+        Episode(MINIWIKI, **SMALL).start(3, attempt="x")
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -8,7 +8,6 @@ import time
 import openai
 import pytest
 from chat_server import Trouble, serve
-from chat_templates import HERMES
 
 from trainers import evaluate
 from trainers.episodes.records import read_episodes
@@ -66,8 +65,7 @@ def run(out, **args):
 
 
 def test_the_same_program_with_a_policy_and_an_api(program, answer_right, model_folder, tmp_path, capsys):
-    (tmp_path / "tools.jinja").write_text(HERMES)
-    run(tmp_path / "here", checkpoint=(model_folder,), max_new_tokens=4, chat_template=tmp_path / "tools.jinja")
+    run(tmp_path / "here", checkpoint=(model_folder,), max_new_tokens=4)
     with serve(answer_right) as chat:
         rows = run(tmp_path / "there", api=chat.url, model="m", temperature=0.5)
     assert (

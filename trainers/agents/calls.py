@@ -7,6 +7,7 @@ sampled, and the new messages; only these are encoded. Any other call is a row o
 
 import hashlib
 import json
+import warnings
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
@@ -192,8 +193,8 @@ class Session(CallLog):
         """Give a call its prompt, noise and conversation. Raises CallRefused."""
         self.admit(call)
         if call.tools and self.policy.dialect is None:
-            told = f"the model cannot call functions: {self.policy.refusal}; leave out tools, or take another chat template"
-            raise CallRefused(400, told)
+            why = self.policy.refusal
+            warnings.warn(f"the model cannot call functions ({why}): it is not shown the program's tools", stacklevel=2)
         try:
             call.prompt = self._encode(call)
         except Exception as error:  # a chat template raises what it likes

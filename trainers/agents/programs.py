@@ -18,10 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +56,13 @@ class Function:
 
     def __init__(self, name: str):
         self._function = find_function(name)
-        self.reward = getattr(sys.modules[self._function.__module__], "reward", None)
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
-        self.files = [inspect.getsourcefile(self._function) or ""]
-        self._is_async = inspect.iscoroutinefunction(self._function)
+        code = self._function.func if isinstance(self._function, partial) else self._function
+        code = code if inspect.isroutine(code) or inspect.isclass(code) else type(code).__call__
+        self.reward = getattr(sys.modules[code.__module__], "reward", None)
+        self.files = [inspect.getsourcefile(code) or ""]
+        self._is_async = inspect.iscoroutinefunction(code)
         self.find: Find | None = None
 
     def run(self, task: Task) -> Any:
@@ -105,6 +108,7 @@ class Command:
             assert process.stdin and process.stdout
             self._running[task.api_key] = process
             try:
+                threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
                 with suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(json.dumps(task.described()).encode())
                 output = process.stdout.read(MOST_OUTPUT + 1)
@@ -123,8 +127,13 @@ class Command:
     def cancel(self, task: Task) -> None:
         """End the processes of a task."""
         if process := self._running.get(task.api_key):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
+
+    @staticmethod
+    def _end_with(process: subprocess.Popen[bytes]) -> None:
+        """End the children of a process when it ends: they would keep its output open."""
+        process.wait()
+        _kill(process)
 
 
 Program = Function | Command
@@ -149,6 +158,11 @@ def fingerprint(agent: str) -> str:
     """A digest of the file of a function, or of those that a command names. What these import is not looked at."""
     files = [Path(name) for name in load_program(agent).files]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _trace(error: BaseException) -> str:

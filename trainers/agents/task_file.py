@@ -115,6 +115,8 @@ def find_function(name: str) -> Callable[..., Any]:
     try:
         found = pkgutil.resolve_name(name)
     except (ValueError, ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{name.partition(':')[0]}.".startswith(f"{error.name}."):
+            raise UserError(f"{name} cannot be imported: {error}") from error
         raise UserError(f"there is no function {name!r} in this folder or installed: {error}") from error
     if not callable(found):
         raise UserError(f"{name} is no function, got {type(found).__name__}")

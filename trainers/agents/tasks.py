@@ -59,6 +59,8 @@ class ToolFunction:
         self._episode, self._names = episode, list(tool.parameters.get("properties", {}))
 
     def __call__(self, *values: Any, **arguments: Any) -> str:
+        if len(values) > len(self._names):
+            raise TypeError(f"{self.name} takes {len(self._names)} arguments, got {len(values)}")
         return self._episode.call_tool(self.name, dict(zip(self._names, values, strict=False)) | arguments)
 
 

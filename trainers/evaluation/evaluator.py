@@ -138,8 +138,10 @@ def run_script(
         recorder.lines = []
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
+    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}  # where a tool failure ended the episode
     return [
-        drop_recall(turns[-1], turns[0]["instance"])
+        (nothing if turns[-1]["tool_faults"] else {})
+        | drop_recall(turns[-1], turns[0]["instance"])
         | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
         | {"invalid_turns": sum(turn["recorded"]["invalid"] for turn in turns)}
         for turns in episodes

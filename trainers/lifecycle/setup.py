@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agent_envs.utils.scripts import sample_instances
 from retrieval_index import durable
@@ -114,11 +114,12 @@ class Setup:
 
     def _make_row(self, name: str, run: Callable[[], list[dict]]) -> dict:
         """The row of the episodes of ``run``, which is called again while tools fail."""
-        return retry.retry_on_tool_failure(
-            lambda: evaluator.summarize(name, run(), self.score),
-            lambda row: cast(float, row["failed"]),
+        infos = retry.retry_on_tool_failure(
+            run,
+            lambda infos: sum(info.get("tool_faults", 0) > 0 for info in infos) / len(infos),
             self.args.tool_outage_minutes,
         )
+        return evaluator.summarize(name, infos, self.score)
 
     def _find_baselines(self) -> list[dict]:
         """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""

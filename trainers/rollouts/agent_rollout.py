@@ -4,6 +4,7 @@ import itertools
 import secrets
 import threading
 import time
+import warnings
 from functools import partial
 
 import torch
@@ -20,6 +21,8 @@ from trainers.rollouts.rollout import reset_groups
 from trainers.rollouts.timing import Timing
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
+
+_MOST_TOLD = 5  # kinds of failures
 
 
 class AgentRollout:
@@ -39,6 +42,7 @@ class AgentRollout:
         self._endpoint = Endpoint(self._episodes.get)
         if isinstance(self.program, Function):
             self.program.find = self._episodes.get
+        self._told: set[str] = set()  # kinds of failures of the program
         self._slots = threading.Semaphore(AT_ONCE if isinstance(self.program, Command) else 2**16)
 
     def close(self) -> None:
@@ -87,7 +91,7 @@ class AgentRollout:
                 if not episode.ended:
                     episode.fail("the rollout was broken off")
         engine.reset()
-        self._raise_if_all_failed(episodes)
+        self._tell_of_failures([episode.trajectory for episode in episodes])
         return [episode.trajectory for episode in episodes]
 
     def _run(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
@@ -104,11 +108,15 @@ class AgentRollout:
         with dispatcher.changed:
             dispatcher.changed.notify_all()
 
-    def _raise_if_all_failed(self, episodes: list[Episode]) -> None:
-        trajectories = [episode.trajectory for episode in episodes]
-        if trajectories and all(t.failed and not t.tool_faults for t in trajectories):
-            told = trajectories[0].messages[-1]["content"]
-            raise ToolsFailed(f"the agent failed in all {len(trajectories)} episodes; in the first: {told}")
+    def _tell_of_failures(self, trajectories: list[Trajectory]) -> None:
+        """Warn of each kind of failure once, or raise ToolsFailed if no episode is left."""
+        causes = [t.messages[-1]["content"] for t in trajectories if t.failed and not t.tool_faults]
+        if causes and len(causes) == len(trajectories):
+            raise ToolsFailed(f"the agent failed in all {len(causes)} episodes; in the first: {causes[0]}")
+        for last in (cause.strip().splitlines()[-1] for cause in causes):
+            if (kind := last.partition(":")[0]) not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(kind)
+                warnings.warn(f"the agent failed in an episode, which is left out: {last[:300]}", stacklevel=2)
 
 
 def draw_seeds(count: int) -> list[int]:

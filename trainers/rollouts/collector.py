@@ -48,7 +48,8 @@ def collect_batch(
     of them they are sampled again, `retry_on_tool_failure`."""
 
     def failed(collected: Collected) -> float:
-        return float(np.mean([trajectory.failed for trajectory in collected.sampled]))
+        sampled = collected.sampled
+        return 1.0 if all(t.failed for t in sampled) else sum(t.tool_faults > 0 for t in sampled) / len(sampled)
 
     minutes = args.tool_outage_minutes
     return retry_on_tool_failure(lambda: _collect_once(args, envs, policy, engine, number, roll_out), failed, minutes)

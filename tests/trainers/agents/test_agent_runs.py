@@ -3,12 +3,16 @@
 import json
 import re
 import shutil
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from trainers import evaluate, grpo, inputs, ppo
+from trainers.agents.programs import load_program
+from trainers.agents.task_file import find_function
 from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
@@ -118,6 +122,53 @@ def test_episodes_without_a_call_are_no_rows(short_run, tasks, module, tmp_path)
     assert failed and all("RuntimeError: not today" in content for content in failed)
 
 
+def fail_mostly(task, client):
+    """Fail in three of four episodes of the training."""
+    if task["letter"] not in "abc":
+        TIMES.append(task)
+        if len(TIMES) % 4 != 1:
+            raise RuntimeError(f"not today, {len(TIMES)}")
+    return solve(task, client)
+
+
+def test_a_program_that_mostly_fails_is_no_outage_of_tools(short_run, tasks, tmp_path, capsys):
+    """The batch is not rolled out again: what is left of it is learned from."""
+    TIMES.clear()
+    options = {
+        "agent": f"{__name__}:fail_mostly",
+        "env": tasks,
+        "env_kwargs": {},
+        "out": tmp_path / "run",
+        "updates": 1,
+    }
+    grpo.main(short_run(grpo, **options, eval_every=9, keep_episodes=6))
+    lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
+    failed = [record["failed"] for record in map(json.loads, lines) if record["phase"] == "training"]
+    assert sum(failed) / len(failed) > 0.5
+    said = capsys.readouterr()
+    assert "rolled out again" not in said.err + said.out and "or the agent's program, failed in" in said.err + said.out
+
+
+CALLED = []
+
+
+class Solver:
+    async def __call__(self, task, client):
+        CALLED.append(client)
+
+
+solver, half_done = Solver(), partial(solve, client=None)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("solver", "AsyncOpenAI"), ("half_done", None)])
+def test_what_can_be_called_is_a_program(name, kind):
+    program = load_program(f"{__name__}:{name}")
+    assert program.files == [__file__] and program.reward is reward
+    if name == "solver":
+        program.run(SimpleNamespace(base_url="http://127.0.0.1:9/v1", api_key="x"))
+        assert type(CALLED.pop()).__name__ == kind
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -136,3 +187,13 @@ def test_what_is_no_file_of_tasks_is_named(short_run, tmp_path, content, said):
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=re.escape(said)):
         inputs.check_trainer(short_run(grpo, agent=AGENT, env=str(file), env_kwargs={}))
+
+
+def test_a_program_that_imports_what_is_not_there_is_told_from_one_that_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imports_more.py").write_text("import not_to_be_found")
+    with pytest.raises(UserError, match="imports_more:solve cannot be imported: No module named 'not_to_be_found'"):
+        find_function("imports_more:solve")
+    with pytest.raises(UserError, match="there is no function 'imports_nothing:solve'"):
+        find_function("imports_nothing:solve")

@@ -64,6 +64,12 @@ def test_a_result_that_is_none_fails_the_episode(begin, solve, reward, said):
     assert episode.ended and episode.trajectory.failed and said in told.splitlines()[-1]
 
 
+def test_a_tool_takes_no_more_arguments_than_it_has(begin):
+    task, _ = begin()
+    with pytest.raises(TypeError, match="hangs takes 0 arguments, got 1"):
+        task.tools[0]("x")
+
+
 def test_a_tool_that_hangs_does_not_act_in_the_next_episode(begin):
     task, episode = begin()
     said = []

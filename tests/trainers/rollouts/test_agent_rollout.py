@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 
 import openai
@@ -145,8 +146,14 @@ COUNT, HANGS = [], threading.Event()
 def test_an_episode_fails_alone_and_its_record_says_why(agent, wiki):
     COUNT[:] = [5, 4, 3, 2, 1, 0]
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", json.dumps(WORLD), "train", 6)
-    episodes = run(agent(misbehave, timeout=1, max_calls=4), (envs, *wiki[1:]), seeds=[1], group_size=6)
+    roll_out = agent(misbehave, timeout=1, max_calls=4)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        episodes = run(roll_out, (envs, *wiki[1:]), seeds=[1], group_size=6)
     HANGS.set()
+    prefix = "the agent failed in an episode, which is left out: "
+    told = {str(warning.message).partition(prefix)[2].partition(":")[0] for warning in told} - {""}
+    assert told == {"KeyError", "SystemExit", "TimeoutError", "ValueError"} == roll_out._told
     said = {
         e.messages[-1]["content"].strip().splitlines()[-1]: e for e in episodes if e.messages[-1]["role"] == "error"
     }
@@ -193,6 +200,7 @@ assert task["tools"][0]["function"]["name"] == "search", task
     ("end", "failed"),
     [
         ("print(found[:5])", ""),
+        ("subprocess.Popen(['sleep', '60']); print(found[:5])", ""),
         ('print("broken", file=sys.stderr); sys.exit(4)', "status 4\nbroken"),
         (
             "subprocess.Popen(['sleep', '60']); os.close(1); time.sleep(60)",
@@ -205,7 +213,7 @@ assert task["tools"][0]["function"]["name"] == "search", task
 def test_a_command_gets_its_task_on_stdin_and_is_ended_with_its_children(agent, wiki, tmp_path, end, failed):
     file = tmp_path / "agent.py"
     file.write_text(COMMAND % end)
-    roll_out = agent(f"{sys.executable} {file}", timeout=1 if "sleep" in end else 20)
+    roll_out = agent(f"{sys.executable} {file}", timeout=1 if failed == "TimeoutError" else 20)
     if failed:
         with pytest.raises(ToolsFailed, match=failed):
             run(roll_out, wiki, seeds=[1], group_size=1)
