@@ -116,7 +116,7 @@ class AgentRollout:
         for last in (cause.strip().splitlines()[-1] for cause in causes):
             if (kind := last.partition(":")[0]) not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(kind)
-                warnings.warn(f"the agent failed in an episode, which is left out: {last[:300]}", stacklevel=2)
+                warnings.warn(f"the program failed in an episode: {last[:300]}", stacklevel=2)
 
 
 def draw_seeds(count: int) -> list[int]:

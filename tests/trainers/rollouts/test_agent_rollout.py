@@ -151,7 +151,7 @@ def test_an_episode_fails_alone_and_its_record_says_why(agent, wiki):
         warnings.simplefilter("always")
         episodes = run(roll_out, (envs, *wiki[1:]), seeds=[1], group_size=6)
     HANGS.set()
-    prefix = "the agent failed in an episode, which is left out: "
+    prefix = "the program failed in an episode: "
     told = {str(warning.message).partition(prefix)[2].partition(":")[0] for warning in told} - {""}
     assert told == {"KeyError", "SystemExit", "TimeoutError", "ValueError"} == roll_out._told
     said = {
