@@ -113,8 +113,8 @@ class CollapseMonitor:
             found += self._count("no signal left", bool(numbers["empty_filter"]), EMPTY_FILTERS, message, stop=True)
         self._updates += bool(numbers)
         if (failed := metrics.get("train/failed")) is not None:
-            message = f"a tool, or the agent's program, failed in {failed:.1%} of the episodes, which are left out"
-            found += self._count("tools broke", failed > 0, 1, message)
+            message = f"{failed:.1%}, by a tool or the program of an agent; they are left out"
+            found += self._count("episodes failed", failed > 0, 1, message)
         if {"train/return", f"train/{self.score}"} <= metrics.keys():
             found += self._check_reward(metrics["train/return"], metrics[f"train/{self.score}"])
         success = metrics.get(f"eval/{self.score}", -1.0)

@@ -146,7 +146,7 @@ def test_a_program_that_mostly_fails_is_no_outage_of_tools(short_run, tasks, tmp
     failed = [record["failed"] for record in map(json.loads, lines) if record["phase"] == "training"]
     assert sum(failed) / len(failed) > 0.5
     said = capsys.readouterr()
-    assert "rolled out again" not in said.err + said.out and "or the agent's program, failed in" in said.err + said.out
+    assert "rolled out again" not in said.err + said.out and "by a tool or the program" in said.err + said.out
 
 
 CALLED = []
