@@ -22,7 +22,7 @@ Reply with one word, yes or no."""
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
-_SILENT = 2  # retries, in the first two seconds or so, of which nobody is told
+_SILENT = "2"  # the retry, after two seconds or so, with which the user is told
 _UNCLEAR = 3  # replies without a verdict, after which there will be none
 _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environments of the process
 
@@ -72,29 +72,21 @@ class Judge:
         key = os.environ.get(self.key_variable, "").strip()  # a newline in a header is an error that shows the key
         prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some think first
         try:
-            client = _make_client(self.url, key, self.timeout)
-            reply = self._request(client, model=self.model, temperature=0, **prompt)
+            client = _make_client(self.url, key, self.timeout, self.retries)
+            reply = client.chat.completions.create(model=self.model, temperature=0, **prompt)
             return str(reply.choices[0].message.content)
         except Exception as error:  # of the client, or at a reply of another shape
             raise RuntimeError(f"the judge at {self.url} does not answer: {type(error).__name__}: {error}") from error
 
-    def _request(self, client: Any, **prompt: Any) -> Any:
-        """The reply, after as many retries as there may be; after a few it warns that there was none."""
-        import openai
-
-        few = min(self.retries, _SILENT)
-        try:
-            return client.with_options(max_retries=few).chat.completions.create(**prompt)
-        except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError) as error:
-            if few == self.retries:
-                raise
-            told = " ".join(str(error.__cause__ or error).split())[:200]
-            warnings.warn(f"the judge at {self.url} does not answer, and is asked again: {told}", stacklevel=2)
-        return client.with_options(max_retries=self.retries - few - 1).chat.completions.create(**prompt)
-
 
 @lru_cache(maxsize=8)
-def _make_client(url: str, key: str, timeout: float) -> Any:
+def _make_client(url: str, key: str, timeout: float, retries: int) -> Any:
     import openai
 
-    return openai.OpenAI(base_url=url, api_key=key or "none", timeout=timeout)
+    def tell(request: Any) -> None:
+        if request.headers.get("x-stainless-retry-count") == _SILENT:
+            warnings.warn(f"the judge at {url} does not answer, and is asked up to {retries} times more", stacklevel=2)
+
+    http: Any = openai.DefaultHttpxClient  # of httpx, or of its successor
+    client = http(event_hooks={"request": [tell]})
+    return openai.OpenAI(base_url=url, api_key=key or "none", timeout=timeout, max_retries=retries, http_client=client)

@@ -241,8 +241,8 @@ class Reward(Mapping[str, tuple[float, Term]]):
 
 
 def _metrics_of(term: object) -> set[str]:
-    """Names of metrics are the only texts in terms."""
-    parts = getattr(term, "__dict__", {}).values()
+    """Names of metrics are the only texts in our own terms; what those of others read is not known."""
+    parts = vars(term).values() if isinstance(term, _Term) else ()
     inner = (_metrics_of(part) for part in parts if isinstance(part, _Term))
     return {part for part in parts if isinstance(part, str)}.union(*inner)
 

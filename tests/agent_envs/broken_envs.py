@@ -1,5 +1,6 @@
 """A sound little environment, and one for each way to break a promise. They live here for other processes to import."""
 
+import json
 import threading
 import time
 import warnings
@@ -78,8 +79,21 @@ class Unmeasured(Digit):  # its own measure has another name
     PRIMARY_METRIC = "rihgt"
 
 
-class ReadsNothing(Digit):  # a term reads a metric that is never reported
-    REWARD = Reward(right=(1.0, AtEnd(Metric("right"))), near=(0.5, AtEnd(Gate(Metric("naer"), Shaping("close")))))
+class Critic:  # a term of one's own
+    path = "/models/critic"
+
+    def __init__(self):
+        self.prompt = "Rate this"
+
+    def __call__(self, context):
+        return 0.0
+
+
+class ReadsNothing(Digit):  # terms read metrics that are never reported, one of them by name an entry of the info
+    REWARD = Reward(
+        right=(1.0, AtEnd(Metric("right"))), near=(0.5, AtEnd(Gate(Metric("naer"), Shaping("close")))),
+        turns=(0.1, Metric("turns")), critic=(1.0, Critic()), nothing=(0.0, Metric("nowhere")),
+    )  # fmt: skip
 
 
 class Adds(Digit):  # a reward beside its terms
@@ -124,6 +138,11 @@ class Raises(Digit):  # not every string is a turn
     def parse(self, action, cut=False):
         action.encode()  # fails for lone surrogates
         return super().parse(action, cut)
+
+
+class RaisesElsewhere(Digit):  # in the standard library, at its first turn
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": json.loads("no JSON")})
 
 
 class Surrogate(Digit):  # what comes back is no Unicode

@@ -27,6 +27,7 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
         ("PaysItsTool", r"step\('<echo>five</echo>'\): 1.0 is paid, and 0.0 for other words in the results, '"),
         ("ReadsToolText", r"AssertionError: where is the town\? \(.*broken_envs\.py, line \d+\)"),
         ("Raises", r"raised UnicodeEncodeError: .* \(.*broken_envs\.py, line \d+\)"),
+        ("RaisesElsewhere", r"check_env: JSONDecodeError: .* \(.*broken_envs\.py, line \d+\)"),
         ("Surrogate", r"step\('.*'\): the observation has a lone surrogate"),
         ("Clock", "check_env: .*info are not equivalent"),
         ("OwnDice", "the same seed gives other episodes the second time"),
@@ -53,7 +54,7 @@ def test_an_environment_may_warn_of_its_data():
 
 
 def test_metrics_that_a_reward_reads_in_vain_are_named():
-    with pytest.warns(UserWarning, match="no turn of this check reports: close, naer$"):
+    with pytest.warns(UserWarning, match="no turn of this check reports: close, naer, turns$"):
         check_agent_env(broken_envs.ReadsNothing(), steps=5)
 
 

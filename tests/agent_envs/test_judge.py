@@ -4,6 +4,7 @@ import itertools
 import json
 import pickle
 import warnings
+from functools import partial
 
 import gymnasium
 import httpx
@@ -39,9 +40,9 @@ class Endpoint:
 @pytest.fixture
 def endpoint(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    endpoint, make = Endpoint(), openai.OpenAI
-    client = httpx.Client(transport=httpx.MockTransport(endpoint))
-    monkeypatch.setattr(openai, "OpenAI", lambda **options: make(**options, http_client=client))
+    endpoint = Endpoint()
+    client = partial(httpx.Client, transport=httpx.MockTransport(endpoint))
+    monkeypatch.setattr(openai, "DefaultHttpxClient", client)
     return endpoint
 
 
@@ -84,7 +85,13 @@ def test_a_failure_is_tried_again(endpoint, judge, hiccup):
 
 @pytest.mark.parametrize(
     ("reply", "problem", "tries"),
-    [(500, "InternalServerError", 76), (404, "NotFoundError", 1), (b"{}", "TypeError", 1), (b"no JSON", "", 1)],
+    [
+        (500, "InternalServerError", 76),
+        (408, "APIStatusError", 76),
+        (404, "NotFoundError", 1),
+        (b"{}", "TypeError", 1),
+        (b"no JSON", "", 1),
+    ],
 )
 def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply, problem, tries):
     endpoint.replies = [reply]
@@ -94,7 +101,7 @@ def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply,
             judge("Who?", ["Ann"], "Anne")
     assert len(endpoint.asked) == tries
     told = [str(warning.message) for warning in said if "judge" in str(warning.message)]
-    assert told == [f"the judge at {endpoint.url} does not answer, and is asked again: Error code: 500"] * (tries > 1)
+    assert told == [f"the judge at {endpoint.url} does not answer, and is asked up to 75 times more"] * (tries > 1)
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 

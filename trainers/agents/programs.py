@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64  # processes
 MOST_OUTPUT = 2**20  # bytes of a command's result
+LINGER = 2.0  # seconds that the children of a command have to write the rest
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
@@ -56,19 +57,24 @@ class Function:
 
     def __init__(self, name: str):
         self._function = find_function(name)
-        parameters = inspect.signature(self._function).parameters.values()
-        self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
-        code = self._function.func if isinstance(self._function, partial) else self._function
+        module = sys.modules[name.partition(":")[0]]
+        code = inspect.unwrap(self._function.func if isinstance(self._function, partial) else self._function)
         code = code if inspect.isroutine(code) or inspect.isclass(code) else type(code).__call__
-        self.reward = getattr(sys.modules[code.__module__], "reward", None)
-        self.files = [inspect.getsourcefile(code) or ""]
+        try:
+            parameters = inspect.signature(self._function).parameters.values()
+            files = getattr(module, "__file__", None), inspect.getsourcefile(code)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{name} is no function of a Python file: {error}") from error
+        self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
+        self.reward = getattr(module, "reward", getattr(sys.modules[code.__module__], "reward", None))
+        self.files = [file for file in dict.fromkeys(files) if file]
         self._is_async = inspect.iscoroutinefunction(code)
         self.find: Find | None = None
 
     def run(self, task: Task) -> Any:
         """What the function returns for a task."""
         result = self._function(task, self._make_client(task)) if self._takes_client else self._function(task)
-        return asyncio.run(result) if self._is_async else result
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     def _make_client(self, task: Task) -> Any:
         import openai
@@ -106,9 +112,9 @@ class Command:
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True
         ) as process:  # fmt: skip
             assert process.stdin and process.stdout
-            self._running[task.api_key] = process
+            self._running[task.api_key], read = process, threading.Event()
             try:
-                threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
+                threading.Thread(target=self._end_with, args=(process, read), daemon=True).start()
                 with suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(json.dumps(task.described()).encode())
                 output = process.stdout.read(MOST_OUTPUT + 1)
@@ -116,12 +122,14 @@ class Command:
                     raise ProgramFailed(f"the command printed more than {MOST_OUTPUT:,} bytes")
                 status = process.wait()
             finally:
+                read.set()
                 self.cancel(task)
                 del self._running[task.api_key]
             if status:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - 5000))
                 told = errors.read().decode("utf-8", "replace").strip()
-                raise ProgramFailed(f"the command ended with status {status}\n{told}")
+                last = told.rpartition("\n")[2]
+                raise ProgramFailed(f"the command ended with status {status}{': ' * bool(last)}{last}\n{told}")
         return _read_result(output.decode("utf-8", "replace").strip())
 
     def cancel(self, task: Task) -> None:
@@ -130,9 +138,10 @@ class Command:
             _kill(process)
 
     @staticmethod
-    def _end_with(process: subprocess.Popen[bytes]) -> None:
-        """End the children of a process when it ends: they would keep its output open."""
+    def _end_with(process: subprocess.Popen[bytes], read: threading.Event) -> None:
+        """End the children of a process soon after it ended: they would keep its output open, of which ``read`` is the end."""
         process.wait()
+        read.wait(LINGER)
         _kill(process)
 
 
@@ -166,13 +175,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback of a program's error, without what called the program."""
+    """A program's error in a line, and its traceback without what called the program."""
+    innermost = error
+    while isinstance(innermost, BaseExceptionGroup):
+        innermost = innermost.exceptions[0]
+    line = f"{type(innermost).__name__}: {str(innermost).strip().partition(chr(10))[0]}"
     told = traceback.TracebackException.from_exception(error)
     frames = [
         (frame.filename, frame.lineno or 0, frame.name, None) for frame in told.stack if frame.filename != __file__
     ]
     told.stack = traceback.StackSummary.from_list(frames)
-    return "".join(told.format())
+    return f"{line}\n{''.join(told.format())}"
 
 
 @lru_cache(1)

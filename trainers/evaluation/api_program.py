@@ -67,7 +67,7 @@ class ApiProgram:
         failed = trajectory.failed or bool(caller.problem)
         if failed:
             told = trajectory.messages[-1]["content"].strip().splitlines() or ["a tool failed"]
-            self._api.count_problem(caller.problem or told[-1])
+            self._api.count_problem(caller.problem or told[0])
         return make_record(
             self._api.origin, trajectory.instance, trajectory.messages, trajectory.turns, trajectory.info,
             truncated=trajectory.truncated, failed=failed, tool_faults=trajectory.tool_faults, **caller.tokens,

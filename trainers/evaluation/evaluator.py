@@ -18,6 +18,7 @@ from trainers.engines.engine import Engine
 from trainers.episodes.records import Recorder, record_turns
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.rollouts.agent_rollout import cause_of_failure, stop_if_all_failed
 from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
@@ -36,7 +37,7 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
     estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
     """
-    if odd := next((e for e in episodes if score not in e), None):
+    if (odd := next((e for e in episodes if score not in e), None)) is not None:
         raise UserError(
             f"an episode ends without the task's PRIMARY_METRIC, {score!r}, in its info, which has {', '.join(odd)}"
         )
@@ -101,8 +102,10 @@ def run_policy(
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
     """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
     of every episode. ``samples`` rollouts of an instance follow each other; ``show`` gets the episodes of each batch.
-    ``recorder`` takes the records of the episodes, here and below. ``roll_out``: how the policy acts, by default `rollout`."""
+    ``recorder`` takes the records of the episodes, here and below. ``roll_out``: how the policy acts, by default `rollout`.
+    Raises ToolsFailed if a program failed in all of them."""
     infos: list[dict] = []
+    causes: list[str] = []
     transcripts: list[list[dict]] = []
     own, groups = distributed.shard(instance_ids), envs.num_envs // samples
     if recorder:
@@ -113,6 +116,7 @@ def run_policy(
             max_new_tokens=max_new_tokens, temperature=temperature,
         )  # fmt: skip
         transcripts += [episode.turns for episode in episodes]
+        causes += map(cause_of_failure, episodes)
         infos += [
             drop_recall(e.info, e.instance)
             | {"tool_faults": e.tool_faults, "failed": e.failed, "invalid_turns": sum(t["invalid"] for t in e.turns)}
@@ -125,7 +129,9 @@ def run_policy(
             show(episodes)
     if recorder:
         recorder.lines = distributed.all_gather(recorder.lines)
-    return distributed.all_gather(infos), distributed.all_gather(transcripts)
+    infos = distributed.all_gather(infos)
+    stop_if_all_failed([info["failed"] for info in infos], distributed.all_gather(causes))
+    return infos, distributed.all_gather(transcripts)
 
 
 def run_script(

@@ -101,7 +101,7 @@ class Setup:
         The questions of an evaluation are a subset of the closing table's, which shows the first and the last weights.
         """
         known = self._greedy
-        if new := [number for number in questions if number not in known or known[number].failed]:
+        if new := [number for number in questions if number not in known or known[number].tool_faults]:
             episodes = (self._agent or rollout)(*args, questions=new, temperature=temperature, **options)
             known.update(zip(new, episodes, strict=True))
         return [known[number] for number in questions]

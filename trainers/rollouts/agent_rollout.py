@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -54,11 +55,7 @@ class AgentRollout:
         questions: list[int] | None = None, group_size: int = 1, max_new_tokens: int = 64, temperature: float = 1.0,
         top_p: float = 1.0, min_p: float = 0.0, timing: Timing | None = None,
     ) -> list[Trajectory]:  # fmt: skip
-        """Roll out one episode in each environment.
-
-        Raises:
-            ToolsFailed: the program failed in all episodes, through no fault of a tool.
-        """
+        """Roll out one episode in each environment."""
         engine.reset()
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
         dispatcher = Dispatcher(engine, params, timing or Timing(), self._timeout)
@@ -109,14 +106,26 @@ class AgentRollout:
             dispatcher.changed.notify_all()
 
     def _tell_of_failures(self, trajectories: list[Trajectory]) -> None:
-        """Warn of each kind of failure once, or raise ToolsFailed if no episode is left."""
-        causes = [t.messages[-1]["content"] for t in trajectories if t.failed and not t.tool_faults]
-        if causes and len(causes) == len(trajectories):
-            raise ToolsFailed(f"the agent failed in all {len(causes)} episodes; in the first: {causes[0]}")
-        for last in (cause.strip().splitlines()[-1] for cause in causes):
-            if (kind := last.partition(":")[0]) not in self._told and len(self._told) < _MOST_TOLD:
+        """Warn of each kind of failure of the program once."""
+        for cause in filter(None, map(cause_of_failure, trajectories)):
+            told = cause.strip().partition("\n")[0][:300]
+            if (kind := told.partition(":")[0]) not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(kind)
-                warnings.warn(f"the program failed in an episode: {last[:300]}", stacklevel=2)
+                warnings.warn(f"the program failed in an episode: {told}", stacklevel=2)
+
+
+def cause_of_failure(trajectory: Trajectory) -> str:
+    """Why the program failed; "" if it did not, or a tool did."""
+    failed = trajectory.failed and not trajectory.tool_faults
+    return str(trajectory.messages[-1]["content"]) or "no reason is known" if failed else ""
+
+
+def stop_if_all_failed(failed: Sequence[bool], causes: Sequence[str]) -> None:
+    """Raise ToolsFailed if all episodes of a batch or an evaluation failed, at least half of them by the program: another try
+    would not help. ``causes``: of each episode, by `cause_of_failure`."""
+    if failed and all(failed) and 2 * sum(map(bool, causes)) >= len(failed):
+        first = next(filter(None, causes))
+        raise ToolsFailed(f"the agent failed in all {len(failed)} episodes; in the first: {first}")
 
 
 def draw_seeds(count: int) -> list[int]:

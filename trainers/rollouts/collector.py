@@ -14,6 +14,7 @@ from trainers.config import TrainArgs
 from trainers.engines.engine import Engine
 from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
+from trainers.rollouts.agent_rollout import cause_of_failure, stop_if_all_failed
 from trainers.rollouts.batching import refill_groups
 from trainers.rollouts.rollout import rollout
 from trainers.rollouts.statistics import rollout_statistics
@@ -45,11 +46,12 @@ def collect_batch(
     args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int, roll_out: RollOut | None = None
 ) -> Collected:
     """The episodes of update ``number``, with the same questions in every run of a seed. If tools failed in more than half
-    of them they are sampled again, `retry_on_tool_failure`."""
+    of them they are sampled again, `retry_on_tool_failure`; a program that failed in all of them ends it."""
 
     def failed(collected: Collected) -> float:
         sampled = collected.sampled
-        return 1.0 if all(t.failed for t in sampled) else sum(t.tool_faults > 0 for t in sampled) / len(sampled)
+        stop_if_all_failed([t.failed for t in sampled], list(map(cause_of_failure, sampled)))
+        return sum(t.tool_faults > 0 for t in sampled) / len(sampled)
 
     minutes = args.tool_outage_minutes
     return retry_on_tool_failure(lambda: _collect_once(args, envs, policy, engine, number, roll_out), failed, minutes)

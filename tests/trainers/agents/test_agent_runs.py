@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 
+import chat_server
 import pytest
 import torch
+from chat_server import calls as call_server
 from safetensors.torch import load_file
 
 from trainers import evaluate, grpo, inputs, ppo
@@ -149,6 +151,23 @@ def test_a_program_that_mostly_fails_is_no_outage_of_tools(short_run, tasks, tmp
     assert "rolled out again" not in said.err + said.out and "by a tool or the program" in said.err + said.out
 
 
+def fail_at_a(task, client):
+    if task["letter"] == "a":
+        raise RuntimeError("no such letter")
+    return solve(task, client)
+
+
+@pytest.mark.parametrize("num_envs", [3, 2])
+def test_a_question_at_which_the_program_always_fails_ends_nothing(short_run, tasks, tmp_path, num_envs):
+    """Whether or not it is alone in a batch."""
+    agent = f"{__name__}:fail_at_a"
+    args = short_run(grpo, agent=agent, env=tasks, env_kwargs={}, out=tmp_path / "run", updates=1, final_questions=3)
+    grpo.main(args)
+    options = {"agent": agent, "model": str(args.model), "max_new_tokens": 4, "num_envs": num_envs, "max_failed": 1}
+    (row,) = evaluate.main(evaluate.Args(env=tasks, out=tmp_path / "evaluation", **options))
+    assert row["episodes"] == 3 and row["failed"] == pytest.approx(1 / 3)
+
+
 CALLED = []
 
 
@@ -157,16 +176,31 @@ class Solver:
         CALLED.append(client)
 
 
-solver, half_done = Solver(), partial(solve, client=None)
+async def keep_client(task, client):
+    CALLED.append(client)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("solver", "AsyncOpenAI"), ("half_done", None)])
-def test_what_can_be_called_is_a_program(name, kind):
+@wraps(keep_client)
+def wrapped(*arguments):
+    return keep_client(*arguments)
+
+
+solver, half_done, elsewhere, built_in = Solver(), partial(keep_client), partial(call_server, "x"), print
+
+
+@pytest.mark.parametrize("name", ["solver", "half_done", "wrapped", "keep_client"])
+def test_what_can_be_called_is_a_program(name):
     program = load_program(f"{__name__}:{name}")
     assert program.files == [__file__] and program.reward is reward
-    if name == "solver":
-        program.run(SimpleNamespace(base_url="http://127.0.0.1:9/v1", api_key="x"))
-        assert type(CALLED.pop()).__name__ == kind
+    program.run(SimpleNamespace(base_url="http://127.0.0.1:9/v1", api_key="x"))
+    assert type(CALLED.pop()).__name__ == "AsyncOpenAI"
+
+
+def test_a_program_is_the_file_that_names_it_and_that_of_its_function():
+    program = load_program(f"{__name__}:elsewhere")
+    assert program.files == [__file__, chat_server.__file__] and program.reward is reward
+    with pytest.raises(UserError, match="built_in is no function of a Python file"):
+        load_program(f"{__name__}:built_in")
 
 
 @pytest.mark.parametrize(

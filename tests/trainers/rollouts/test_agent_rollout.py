@@ -22,7 +22,7 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_engine, make_envs
 from trainers.models.loading import load_policy
 from trainers.rollouts import dispatcher
-from trainers.rollouts.agent_rollout import AgentRollout
+from trainers.rollouts.agent_rollout import AgentRollout, cause_of_failure, stop_if_all_failed
 from trainers.rollouts.rollout import rollout
 from trainers.rollouts.timing import Timing
 from trainers.runtime.errors import UserError
@@ -104,7 +104,9 @@ def wiki(make_policy):
 def run(roll_out, wiki, **options):
     torch.manual_seed(0)
     options = {"seeds": [1, 2], "group_size": 2, "max_new_tokens": 5} | options
-    return roll_out(*wiki, **options)
+    episodes = roll_out(*wiki, **options)
+    stop_if_all_failed([episode.failed for episode in episodes], list(map(cause_of_failure, episodes)))
+    return episodes
 
 
 def test_tools_and_answers_are_turns_of_the_environment(agent, wiki):
@@ -201,7 +203,8 @@ assert task["tools"][0]["function"]["name"] == "search", task
     [
         ("print(found[:5])", ""),
         ("subprocess.Popen(['sleep', '60']); print(found[:5])", ""),
-        ('print("broken", file=sys.stderr); sys.exit(4)', "status 4\nbroken"),
+        ("subprocess.Popen('sleep 0.2; echo town', shell=True)", ""),
+        ('print("broken", file=sys.stderr); sys.exit(4)', "status 4: broken\nbroken"),
         (
             "subprocess.Popen(['sleep', '60']); os.close(1); time.sleep(60)",
             "TimeoutError",
