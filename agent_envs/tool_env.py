@@ -353,7 +353,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
 
 def check_seed(seed: int | None) -> None:
-    """Raise a ValueError for a seed that is no whole number of Python."""
+    """Raise a ValueError for a seed that is no integer."""
     if not isinstance(seed, int | None):
         raise ValueError(f"seed must be an integer, got {seed!r}")
 

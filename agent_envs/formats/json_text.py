@@ -10,7 +10,7 @@ from agent_envs.tools import Tool
 
 _DEEPEST = 50  # levels of nesting
 _LONGEST_NUMBER = 300  # characters; a longer one would not fit a float
-_SCALARS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_SCALARS = {"integer": "an integer", "number": "a number", "boolean": "true or false"}
 # A string is one token even where it is not closed: looking for its end from every quote would take quadratic time.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 

@@ -194,4 +194,4 @@ def test_a_tool_that_takes_one_number_takes_it_as_it_is(text, arguments):
     turn = format.parse(f"<count>{text}</count>")
     assert turn.calls == (ToolCall("count", arguments),) and format.parse(format.write(turn)) == turn
     for wrong in ("fifty", "[1]", "1, 2", '"5"', "NaN", "9" * 400, '1, "m": 2', "1}"):
-        assert "must be a whole number, got" in format.parse(f"<count>{wrong}</count>").error
+        assert "must be an integer, got" in format.parse(f"<count>{wrong}</count>").error
