@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,4 +160,8 @@ def test_a_script_is_played_by_the_first_process(monkeypatch):
     turn = {"tool_faults": 0, "em": 1.0, "instance": {}, "recorded": {"invalid": False}}
     monkeypatch.setattr(distributed, "broadcast", lambda played: [[turn]])
     monkeypatch.setattr(evaluator, "roll_out_many", lambda *_: pytest.fail("by the second one too"))
-    assert evaluator.run_script(None, [3], None) == [turn | {"invalid_turns": 0}]
+    envs = SimpleNamespace(envs=[SimpleNamespace(PRIMARY_METRIC="em")])
+    assert evaluator.run_script(envs, [3], None) == [turn | {"invalid_turns": 0}]
+    turn |= {"tool_faults": 2}
+    del turn["em"]  # the script was ended before it had a score
+    assert evaluator.run_script(envs, [3], None) == [turn | {"em": 0.0, "invalid_turns": 0}]
