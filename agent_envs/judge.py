@@ -22,7 +22,7 @@ Reply with one word, yes or no."""
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
-_SILENT = "2"  # the retry, after two seconds or so, with which the user is told
+_SILENT = 2  # the retry, after two seconds or so, with which the user is told
 _UNCLEAR = 3  # replies without a verdict, after which there will be none
 _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environments of the process
 
@@ -84,8 +84,9 @@ def _make_client(url: str, key: str, timeout: float, retries: int) -> Any:
     import openai
 
     def tell(request: Any) -> None:
-        if request.headers.get("x-stainless-retry-count") == _SILENT:
-            warnings.warn(f"the judge at {url} does not answer, and is asked up to {retries} times more", stacklevel=2)
+        if retries > _SILENT and request.headers.get("x-stainless-retry-count") == str(_SILENT):
+            left = retries + 1 - _SILENT
+            warnings.warn(f"the judge at {url} does not answer, and is asked up to {left} times more", stacklevel=2)
 
     http: Any = openai.DefaultHttpxClient  # of httpx, or of its successor
     client = http(event_hooks={"request": [tell]})

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 
@@ -23,7 +24,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
-from agent_envs.types import ToolCall, TurnContext
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
 from agent_envs.utils.fuzz import make_hostile_arguments, make_hostile_turn
 from agent_envs.utils.scripts import roll_out
 from agent_envs.vector import ToolVectorEnv
@@ -160,28 +161,32 @@ def _check_observation(env: ToolEnv, where: str, observation: str) -> None:
 
 def _check_metrics(env: ToolEnv, steps: int, seed: int) -> None:
     """Some episode ends with the task's own measure; and some turn reports each metric that the reward reads."""
-    if hasattr(env, "weights"):  # a mixture, whose tasks are checked by themselves
-        return
-    reported, reward = set[str](), env.reward
-
-    def watch(context: TurnContext) -> dict[str, float]:
-        reported.update(context.metrics)
-        return reward(context)
-
-    env.reward = watch  # type: ignore[assignment]
+    reported, own = set[str](), vars(env).get("evaluate_turn")
+    env.evaluate_turn = partial(_evaluate_and_note, reported, env.evaluate_turn)  # type: ignore[method-assign]
     try:
         happened = [turn for turn in _roll_out_randomly(env, steps, seed, sampled=0.7) if len(turn) > 2]
         last = [info for *_, terminated, truncated, info in happened if terminated or truncated]
         for script in env.SCRIPTS.values():
             last += [roll_out(env, script, seed + i)[-1] for i in range(max(1, steps // 50))]
     finally:
-        env.reward = reward
+        del env.evaluate_turn
+        if own:
+            env.evaluate_turn = own  # type: ignore[method-assign]
     if last and not any(env.PRIMARY_METRIC in info for info in last):
         told = f"no episode ends with PRIMARY_METRIC, {env.PRIMARY_METRIC!r}, in its info; it has"
         raise CheckFailed(f"{told} {', '.join(sorted(last[-1]))}")
-    if missing := env.reward.metrics - reported:
+    missing = env.reward.metrics - reported
+    if missing and reported:  # a mixture leaves it to its tasks, which are checked by themselves
         told = f"the reward reads metrics that no turn of this check reports: {', '.join(sorted(missing))}"
         warnings.warn(told, stacklevel=2)
+
+
+def _evaluate_and_note(
+    reported: set[str], evaluate: Callable[..., TurnOutcome], turn: Turn, results: list[ToolResult], done: bool
+) -> TurnOutcome:
+    outcome = evaluate(turn, results, done)
+    reported.update(outcome.metrics)
+    return outcome
 
 
 def _check_arguments(env: ToolEnv, steps: int, seed: int) -> None:

@@ -1,6 +1,7 @@
 """A sound little environment, and one for each way to break a promise. They live here for other processes to import."""
 
 import json
+import pickle
 import threading
 import time
 import warnings
@@ -94,6 +95,16 @@ class ReadsNothing(Digit):  # terms read metrics that are never reported, one of
         right=(1.0, AtEnd(Metric("right"))), near=(0.5, AtEnd(Gate(Metric("naer"), Shaping("close")))),
         turns=(0.1, Metric("turns")), critic=(1.0, Critic()), nothing=(0.0, Metric("nowhere")),
     )  # fmt: skip
+
+
+class Weighed(Unmeasured):  # has weights, as a mixture does
+    weights = (1, 2)
+
+
+class LooksAtItsReward(Digit):  # nothing is wrong here
+    def evaluate_turn(self, turn, results, done):
+        assert "right" in pickle.loads(pickle.dumps(self.reward))
+        return super().evaluate_turn(turn, results, done)
 
 
 class Adds(Digit):  # a reward beside its terms

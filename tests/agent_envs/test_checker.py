@@ -14,6 +14,7 @@ STEPS = 60
 
 def test_a_sound_environment_passes_with_and_without_a_spec():
     check_agent_env(Digit(), steps=STEPS)
+    check_agent_env(broken_envs.LooksAtItsReward(), steps=STEPS)
     with registered(Digit) as id:
         check_agent_env(gymnasium.make(id), steps=STEPS)
 
@@ -22,6 +23,7 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
     ("name", "fault"),
     [
         ("Unmeasured", "no episode ends with PRIMARY_METRIC, 'rihgt', in its info; it has .*right"),
+        ("Weighed", "no episode ends with PRIMARY_METRIC, 'rihgt', in its info"),
         ("Adds", "the reward is .*, and its terms add up to"),
         ("PaysToolText", "0.0 is paid, and 1.0 for other words in the results"),
         ("PaysItsTool", r"step\('<echo>five</echo>'\): 1.0 is paid, and 0.0 for other words in the results, '"),

@@ -101,7 +101,7 @@ def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply,
             judge("Who?", ["Ann"], "Anne")
     assert len(endpoint.asked) == tries
     told = [str(warning.message) for warning in said if "judge" in str(warning.message)]
-    assert told == [f"the judge at {endpoint.url} does not answer, and is asked up to 75 times more"] * (tries > 1)
+    assert told == [f"the judge at {endpoint.url} does not answer, and is asked up to 74 times more"] * (tries > 1)
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 

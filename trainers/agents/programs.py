@@ -58,15 +58,16 @@ class Function:
     def __init__(self, name: str):
         self._function = find_function(name)
         module = sys.modules[name.partition(":")[0]]
-        code = inspect.unwrap(self._function.func if isinstance(self._function, partial) else self._function)
-        code = code if inspect.isroutine(code) or inspect.isclass(code) else type(code).__call__
         try:
+            code = inspect.unwrap(self._function.func if isinstance(self._function, partial) else self._function)
+            code = code if inspect.isroutine(code) or inspect.isclass(code) else type(code).__call__
             parameters = inspect.signature(self._function).parameters.values()
             files = getattr(module, "__file__", None), inspect.getsourcefile(code)
         except (TypeError, ValueError) as error:
             raise UserError(f"{name} is no function of a Python file: {error}") from error
         self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
-        self.reward = getattr(module, "reward", getattr(sys.modules[code.__module__], "reward", None))
+        rewards = (getattr(place, "reward", None) for place in (module, sys.modules[code.__module__]))
+        self.reward = next(filter(callable, rewards), None)  # not a module of that name
         self.files = [file for file in dict.fromkeys(files) if file]
         self._is_async = inspect.iscoroutinefunction(code)
         self.find: Find | None = None
@@ -179,7 +180,10 @@ def _trace(error: BaseException) -> str:
     innermost = error
     while isinstance(innermost, BaseExceptionGroup):
         innermost = innermost.exceptions[0]
-    line = f"{type(innermost).__name__}: {str(innermost).strip().partition(chr(10))[0]}"
+    try:
+        line = f"{type(innermost).__name__}: {str(innermost).strip().partition(chr(10))[0]}"
+    except Exception:  # of its own __str__
+        line = type(innermost).__name__
     told = traceback.TracebackException.from_exception(error)
     frames = [
         (frame.filename, frame.lineno or 0, frame.name, None) for frame in told.stack if frame.filename != __file__

@@ -66,8 +66,8 @@ class ApiProgram:
             del self._episodes[key]
         failed = trajectory.failed or bool(caller.problem)
         if failed:
-            told = trajectory.messages[-1]["content"].strip().splitlines() or ["a tool failed"]
-            self._api.count_problem(caller.problem or told[0])
+            told = trajectory.messages[-1]["content"].strip().partition("\n")[0] if trajectory.messages else ""
+            self._api.count_problem(caller.problem or told or "a tool failed")
         return make_record(
             self._api.origin, trajectory.instance, trajectory.messages, trajectory.turns, trajectory.info,
             truncated=trajectory.truncated, failed=failed, tool_faults=trajectory.tool_faults, **caller.tokens,

@@ -32,6 +32,15 @@ class Hangs(Tool):
         return [ToolResult("late")]
 
 
+class UnspeakableError(Exception):
+    def __str__(self):
+        return None
+
+
+def raise_unspeakable():
+    raise UnspeakableError
+
+
 @pytest.fixture
 def begin(tmp_path):
     def make():
@@ -54,6 +63,7 @@ def begin(tmp_path):
         (lambda task: "x", lambda task, result: None, "reward must be a finite number, got None"),
         (lambda task: "x", None, "nothing scores 'x': return {'reward': …}, or define reward(task, result)"),
         (lambda task: task.tools[0](), None, "IndexError"),
+        (lambda task: raise_unspeakable(), None, "Unspeakable"),
     ],
 )
 def test_a_result_that_is_none_fails_the_episode(begin, solve, reward, said):
