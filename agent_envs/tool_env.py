@@ -195,7 +195,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             ValueError: the seed is no integer, the task has no such option, or ``max_tokens`` is set without a tokenizer.
         """
-        check_seed(seed)
+        if not isinstance(seed, int | None):
+            raise ValueError(f"seed must be an integer, got {seed!r}")
         super().reset(seed=None if seed is None else seed + self._seed_offset)
         if self.max_tokens is not None and self.count_tokens is None:
             raise ValueError(
@@ -350,12 +351,6 @@ class ToolEnv(gymnasium.Env[str, str]):
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
         return repeated
-
-
-def check_seed(seed: int | None) -> None:
-    """Raise a ValueError for a seed that is no integer."""
-    if not isinstance(seed, int | None):
-        raise ValueError(f"seed must be an integer, got {seed!r}")
 
 
 def _offset_seeds(split: str) -> int:

@@ -34,9 +34,7 @@ class Trajectory:
     reward_terms: dict[str, float] = field(default_factory=dict)
     anchors: list[Any] = field(default_factory=list)  # for each step, a label of the state it was taken in
     truncated: bool = False
-    failed: bool = (
-        False  # a tool failed in ``tool_faults`` calls, or the program: the return says nothing about the policy
-    )
+    failed: bool = False  # by a tool, in ``tool_faults`` calls, or the program: nothing to learn from
     score: float = 0.0  # the task's primary metric at the end
     tool_faults: int = 0
     instance: dict[str, Any] = field(default_factory=dict)  # the number, its ``sample``, what an `EpisodeRecorder` adds

@@ -12,7 +12,7 @@ import gymnasium
 from agent_envs.formats import Format
 from agent_envs.generators.instances import choose_instance
 from agent_envs.integrations.hosting import find_spec, lacks_split, make_registered
-from agent_envs.tool_env import StepResult, ToolEnv, check_seed
+from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
@@ -124,7 +124,6 @@ class MixtureEnv(ToolEnv):
             task.count_tokens = function
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        check_seed(seed)
         gymnasium.Env.reset(self, seed=seed)
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))

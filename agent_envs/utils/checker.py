@@ -80,9 +80,10 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
 def _place_of(error: Exception) -> str:
     """Where the user's own code raised an error, or called what did; "" if none of it did."""
     others = f"{Path(__file__).parents[1]}{os.sep}", sysconfig.get_path("stdlib"), "<frozen "
-    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
-    frames = [frame for frame in frames if "site-packages" not in frame.filename]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(others) and "site-packages" not in frame.filename:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def transcript(env: ToolEnv, steps: int, seed: int) -> str:

@@ -9,6 +9,7 @@ import openai
 import pytest
 from chat_server import Trouble, serve
 
+from agent_envs.tools import SearchTool
 from trainers import evaluate
 from trainers.episodes.records import read_episodes
 from trainers.evaluation import api_program
@@ -172,3 +173,14 @@ def test_a_call_that_waits_as_its_episode_ends_is_refused_at_once(program, tmp_p
         (_, error) = sys.modules["my_program"].LEFT
         ended.set()
     assert "the episode of this key has ended" in str(error)
+
+
+def test_a_tool_that_breaks_before_any_call_fails_the_episode(program, tmp_path, monkeypatch):
+    def fail(self, arguments):
+        raise ConnectionError("the server is away")
+
+    monkeypatch.setattr(SearchTool, "execute_batch", fail)
+    program.write_text("def solve(task): return task.tools[0](query='a town')")
+    with serve(lambda request: "hello") as chat:
+        rows = run(tmp_path / "out", api=chat.url, model="m", max_failed=1)
+    assert rows[-1]["failed"] == 1 and list(rows[-1]["problems"]) == ["a tool failed"] and not chat.heard

@@ -91,7 +91,7 @@ def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8: {error}") from error
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a string may hold what splitlines takes for the end of a line
         if not line.strip():
             continue
         try:

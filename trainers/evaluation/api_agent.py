@@ -143,7 +143,7 @@ class ApiAgent:
         system, user = episode.start(number, attempt=sample, options=options)
         opening = messages = [system, user] if system["content"] else [user]
         record, form = _Record(episode, opening), _form_of(episode)
-        self._native = form.end_turn is None
+        self._native = form.native
         try:
             while not episode.done:
                 response, usage, cut = self.request_turn(messages, form)
@@ -189,7 +189,7 @@ class ApiAgent:
                 break
             except ValueError as error:  # no turn in the answer
                 problem = error
-        text = self._explain(problem, form.end_turn is None)
+        text = self._explain(problem, form.native)
         with self._lock:
             self._refused += 1
             if self._refused >= MOST_REFUSED:
@@ -211,7 +211,7 @@ class ApiAgent:
                 turn = read_turn(reply.content, form)
                 if thought := thinks(turn[0]):
                     self._quirks.add("no stop")
-                if thought != "still" or turn[2] or not form.end_turn or "no stop" in quirks:
+                if thought != "still" or turn[2] or form.native or "no stop" in quirks:
                     return turn
             except openai.BadRequestError as error:
                 wanted = next((quirk for quirk, words in _QUIRKS.items() if words in str(error)), None)

@@ -21,6 +21,11 @@ class Form:
     fields: Mapping[str, Any] = field(default_factory=dict)
     end_turn: Callable[..., tuple[str, bool]] | None = None
 
+    @property
+    def native(self) -> bool:
+        """Turns may have function calls."""
+        return self.end_turn is None
+
 
 def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
     """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``

@@ -107,7 +107,7 @@ class _Caller:
         Thread(target=run, daemon=True).start()
         with self._changed:
             while not episode.ended and not self._stopped:
-                left = timeout if episode.waiting else episode.since + timeout - time.monotonic()
+                left = timeout if self._waiting else episode.since + timeout - time.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                 else:
@@ -122,7 +122,6 @@ class _Caller:
                 raise ENDED
             self._episode.session.admit(call)
             self._episode.session.attach(call)
-            self._episode.waiting += 1
             self._waiting.add(call)
         Thread(target=self._answer, args=(call,), daemon=True).start()
 
@@ -139,9 +138,6 @@ class _Caller:
             self._stopped, result = error, CallRefused(502, str(error), "api_failed")
         except Exception as error:
             result = error
-        with self._changed:
-            self._episode.waiting, self._episode.since = self._episode.waiting - 1, time.monotonic()
-            self._changed.notify_all()
         self._settle(call, result)
 
     def refuse_waiting(self) -> None:
@@ -156,6 +152,8 @@ class _Caller:
             if call not in self._waiting:
                 return
             self._waiting.remove(call)
+            self._episode.since = time.monotonic()
+            self._changed.notify_all()
         if call.answer.set_running_or_notify_cancel():
             if isinstance(result, Turn):
                 call.answer.set_result(result)

@@ -114,11 +114,11 @@ class Setup:
 
     def _make_row(self, name: str, run: Callable[[], list[dict]]) -> dict:
         """The row of the episodes of ``run``, which is called again while tools fail."""
-        infos = retry.retry_on_tool_failure(
-            run,
-            lambda infos: sum(info.get("tool_faults", 0) > 0 for info in infos) / len(infos),
-            self.args.tool_outage_minutes,
-        )
+
+        def failed(infos: list[dict]) -> float:
+            return sum(info["tool_faults"] > 0 for info in infos) / len(infos)
+
+        infos = retry.retry_on_tool_failure(run, failed, self.args.tool_outage_minutes)
         return evaluator.summarize(name, infos, self.score)
 
     def _find_baselines(self) -> list[dict]:

@@ -20,16 +20,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 
 class ToolsFailed(signals.TrainingStopped):
-    """More than half of the episodes failed, however often they were rolled out."""
+    """Tools failed in more than half of the episodes, however often these were rolled out; or a program failed in all of them."""
 
 
 def retry_on_tool_failure(
     roll_out: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
 ) -> T:
-    """Call ``roll_out`` until at most a share ``most`` of its episodes failed, after pauses of 1, 2, 4 to 60 seconds.
+    """Call ``roll_out`` until tools failed in at most a share ``most`` of its episodes, after pauses of 1, 2, 4 to 60 seconds.
 
-    Each call gets the same random numbers: an outage does not change a run. ``failed``: the share of failed episodes in what was
-    rolled out; the same in every process.
+    Each call gets the same random numbers: an outage does not change a run. ``failed``: that share in what was rolled out, which is
+    the same in every process.
 
     Raises:
         ToolsFailed: it took ``minutes`` from the first failure on, or a signal asks to stop. The random state is as before.

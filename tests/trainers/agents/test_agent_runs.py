@@ -196,6 +196,16 @@ def test_what_can_be_called_is_a_program(name):
     assert type(CALLED.pop()).__name__ == "AsyncOpenAI"
 
 
+def test_a_module_called_reward_is_no_reward(tmp_path, monkeypatch):
+    package = tmp_path / "pack_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from pack_of_mine.agent import solve")
+    (package / "agent.py").write_text("from pack_of_mine.reward import reward\ndef solve(task): return 1")
+    (package / "reward.py").write_text("def reward(task, result): return 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_program("pack_of_mine:solve").reward({}, 1) == 1.0
+
+
 def test_a_program_is_the_file_that_names_it_and_that_of_its_function():
     program = load_program(f"{__name__}:elsewhere")
     assert program.files == [__file__, chat_server.__file__] and program.reward is reward
