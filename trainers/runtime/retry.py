@@ -28,7 +28,7 @@ def retry_on_tool_failure(
 ) -> T:
     """Call ``roll_out`` until tools failed in at most a share ``most`` of its episodes, after pauses of 1, 2, 4 to 60 seconds.
 
-    Each call gets the same random numbers: an outage does not change a run. ``failed``: that share in what was rolled out, which is
+    Each call gets the same random numbers: an outage does not change a run. ``failed``: that share in what was rolled out,
     the same in every process.
 
     Raises:
