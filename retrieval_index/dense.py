@@ -78,9 +78,10 @@ class DenseIndex(Index):
         if len(queries) == 0:
             return np.zeros((0, k), np.int64), np.zeros((0, k), np.float32)
         encoded = _check_finite(self.encoder.encode_queries(queries), queries)
-        rows, scores = vectors.search(self.index, self.vectors, encoded, k)
-        unknown = ~encoded.any(axis=1)
-        rows[unknown], scores[unknown] = -1, 0
+        rows, scores = np.full((len(queries), k), -1), np.zeros((len(queries), k), np.float32)
+        known = encoded.any(axis=1)  # the vector of a query without a known word is as near to all passages
+        if known.any():
+            rows[known], scores[known] = vectors.search(self.index, self.vectors, encoded[known], k)
         return rows, scores
 
     def write(self, folder: Path) -> None:

@@ -8,6 +8,7 @@ import errno
 import itertools
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -58,7 +59,13 @@ def save_array(array, path: Path) -> None:
     try:
         os.link(array.filename, path)
     except (AttributeError, TypeError, OSError):  # in memory, in another file system, or gone
-        np.save(path, np.asarray(array), allow_pickle=False)
+        write_array(path, array)
+
+
+def write_array(path: Path, array) -> None:
+    """Write an .npy file. `np.save` writes past Python: it misses that a disk is full, or does not say so."""
+    with open(path, "wb") as file:
+        np.lib.format.write_array(SimpleNamespace(write=file.write), np.asanyarray(array), allow_pickle=False)
 
 
 def write_text(path: Path, text: str) -> None:

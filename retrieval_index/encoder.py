@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from retrieval_index import durable
 from retrieval_index.corpus import Corpus
 from retrieval_index.pretrained import PretrainedEncoder
 from retrieval_index.progress import Track, silent
@@ -87,8 +88,8 @@ class SvdEncoder:
 
     def write(self, folder: Path) -> None:
         (folder / TERMS_FILE).write_text(json.dumps(self.terms, ensure_ascii=False), encoding="utf-8")
-        np.save(folder / IDF_FILE, self.idf, allow_pickle=False)
-        np.save(folder / COMPONENTS_FILE, self.components, allow_pickle=False)
+        durable.write_array(folder / IDF_FILE, self.idf)
+        durable.write_array(folder / COMPONENTS_FILE, self.components)
 
     @classmethod
     def open(cls, folder: Path) -> Self:

@@ -38,7 +38,7 @@ class Block:
         shutil.rmtree(staging, ignore_errors=True)  # of a killed process of the same number
         staging.mkdir()
         for name in _FILES:
-            np.save(staging / f"{name}.npy", getattr(self, name), allow_pickle=False)
+            durable.write_array(staging / f"{name}.npy", getattr(self, name))
         durable.publish(staging, folder)
 
     @classmethod
@@ -155,7 +155,7 @@ class _Sink:
             self.array[self.filled : self.filled + len(part)] = part
             self.filled += len(part)
         else:
-            part.tofile(self.file)
+            self.file.write(np.ascontiguousarray(part).data)  # `tofile` does not notice a full disk
 
     def close(self) -> np.ndarray:
         if self.path is None:

@@ -13,7 +13,7 @@ import numpy as np
 from retrieval_index.progress import Track, silent
 from retrieval_index.verified_array import VerifiedArray, open_reader
 
-EXAMPLES = "Flat, HNSW32, IVF,SQ8, IVF,PQ48, RR,IVF,RaBitQ, IVF,RaBitQ4, or with the number of lists, IVF1024,PQ48"
+EXAMPLES = "Flat, HNSW32, IVF,SQ8, IVF,PQ64, RR,IVF,RaBitQ, IVF,RaBitQ4, or with the number of lists, IVF1024,PQ64"
 BLOCK = 32_768  # rows held as float32 at a time
 TRAIN_PER_LIST = 64  # k-means asks for at least 39 vectors a list
 TRAIN_FLOATS = 2**28  # never train on more than 1 GiB

@@ -54,7 +54,7 @@ def write_sums(path: Path) -> None:
 
 def save_sums(path: Path, sums: np.ndarray) -> None:
     """Write the checksums of a file's parts beside it."""
-    sums.tofile(path.with_name(path.name + SUMS))
+    path.with_name(path.name + SUMS).write_bytes(sums.tobytes())
 
 
 def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:

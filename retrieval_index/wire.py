@@ -32,7 +32,8 @@ class Limits:
             if getattr(self, limit.name) < 1:
                 raise ValueError(f"{limit.name} must be at least 1, got {getattr(self, limit.name)}")
         if self.waiting < self.queries:
-            raise ValueError(f"waiting ({self.waiting}) must be at least queries ({self.queries}): one request's worth")
+            few = f"waiting (--max-waiting, {self.waiting}) is less than queries (--max-batch, {self.queries})"
+            raise ValueError(f"{few}: at least one request must fit")
 
 
 def entry_of(passage: Passage, with_score: bool) -> dict:

@@ -27,13 +27,14 @@ from agent_envs.rewards import (
     ThoughtfulFormat,
 )
 from agent_envs.tasks import qa_scripts
-from agent_envs.tasks.qa_data import load, source_parameters
+from agent_envs.tasks.qa_data import check_depth, load, source_parameters
 from agent_envs.token_counter import TokenCounter
 from agent_envs.tool_env import COMMON, ToolEnv
 from agent_envs.tools import ReadTool, SearchTool, Tool
+from agent_envs.tools.search import FOUND
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point
-from retrieval_index import Passage
+from retrieval_index import Passage, RemoteSearcher
 
 _WELL_FORMED = AtLeast(Format(), 1.0)
 _HALF_FORMED = AtLeast(ThoughtfulFormat(), 0.5)
@@ -122,6 +123,8 @@ class QAEnv(ToolEnv):
         if benchmark == "own":
             search.description = "search the collection; returns the passages that match the query best."
         tools: list[Tool] = [search]
+        if isinstance(self.task.searcher, RemoteSearcher):
+            check_depth(self.task.searcher, max(search.k, FOUND) if read else search.k)
         if read:
             tools.append(ReadTool(self.task.searcher))
         super().__init__(tools, instructions=instructions, max_turns=max_turns, **common)

@@ -20,6 +20,7 @@ from agent_envs.data.local import keep_dataset, open_index, stamp
 from agent_envs.data.question import paragraph_key
 from agent_envs.generators.instances import check_choice
 from agent_envs.generators.miniwiki import World, make_question
+from agent_envs.tools.search import FOUND
 
 STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa", "miniwiki", "own")
@@ -213,6 +214,16 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
             raise retrieval_index.SearchFailed(f"index: {error}: {advice}") from error
         return cast(retrieval_index.Searcher, remote)  # an environment only needs `search`
     return retrieval_index.load(Path(index).expanduser())
+
+
+@lru_cache(maxsize=16)
+def check_depth(server: retrieval_index.RemoteSearcher, passages: int) -> None:
+    """Raise a ValueError where a server does not give so many passages a query: else each call would fail."""
+    try:
+        server.search(["Wikipedia"], passages)
+    except ValueError as error:
+        advice = f"start it with --max-topk {passages}, or ask for fewer: k, and read=True asks for {FOUND}"
+        raise ValueError(f"index: {error}: {advice}") from None
 
 
 @lru_cache(maxsize=4)

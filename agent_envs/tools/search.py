@@ -19,7 +19,7 @@ from retrieval_index.corpus import Corpus
 MORE = " …"  # the mark of a cut; one token in most vocabularies
 MAX_QUERY, MAX_TITLE = 2000, 500  # characters; more of them fail
 _LISTED = 1_000_000  # titles of larger corpora are searched for, and not listed in memory
-_FOUND = 50  # passages of an article, at most, where its title is searched for
+FOUND = 50  # passages of an article, at most, where its title is searched for
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?= )")
 _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 
@@ -185,8 +185,8 @@ class ReadTool:
         lines = [line for _, line in parts[number - 1]]
         if number < len(parts):
             lines.append(f"(part {number} of {len(parts)}; the next one is: {passages[0].title} #{number + 1})")
-        elif len(passages) == _FOUND and not self._lists_titles():
-            lines.append(f"(the {_FOUND} passages that a search finds of this article; there may be more)")
+        elif len(passages) == FOUND and not self._lists_titles():
+            lines.append(f"(the {FOUND} passages that a search finds of this article; there may be more)")
         return ToolResult("\n".join(lines), data=[passage for passage, _ in parts[number - 1]])
 
     def _find(self, title: str) -> list[Passage]:
@@ -194,7 +194,7 @@ class ReadTool:
         if self._lists_titles():
             corpus = self.searcher.corpus
             return [corpus[row] for row in _rows_by_title(corpus).get(wanted, ())]
-        found = [p for p in _search(self.searcher, [title], _FOUND)[0] if title_key(p.title) == wanted]
+        found = [p for p in _search(self.searcher, [title], FOUND)[0] if title_key(p.title) == wanted]
         return sorted(found, key=lambda passage: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", passage.id)])
 
     def _lists_titles(self) -> bool:

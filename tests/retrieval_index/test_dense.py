@@ -23,9 +23,13 @@ def test_scores_are_the_inner_products_in_order(index, passages):
     np.testing.assert_allclose(np.take_along_axis(exact, rows, axis=1), scores, atol=1e-5)
 
 
-def test_a_query_without_a_known_word_finds_nothing(index):
+def test_a_query_without_a_known_word_finds_nothing(index, monkeypatch):
+    """Nor is FAISS asked for it: all passages are as near, and to sort them takes as long as all the other queries."""
+    asked, search = [], vectors.search
+    monkeypatch.setattr(vectors, "search", lambda *given: asked.append(len(given[2])) or search(*given))
     assert [len(ranking) for ranking in index.search(["", "zzz", "comet"], 4)] == [0, 0, 4]
-    assert index.search([], 4) == []
+    assert index.search(["zzz"], 4) == [[]] and index.search([], 4) == []
+    assert asked == [1]
 
 
 def test_equal_scores_that_k_cuts_go_to_the_lower_row():
