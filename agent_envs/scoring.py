@@ -31,15 +31,17 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
-_BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=])")  # A+ is a grade, a=b a formula
+_BARE_ARTICLES = re.compile(
+    r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)| *$)"
+)  # A+ is a grade, a=b a formula, "vitamin A" ends
 _SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
 _LOOSE_MINUS = re.compile(
     r"(?<!\w)(?<!\w )-\s+(?=[$€£¥₹₿]?\.?\d|[√∞π½¼¾(]|[a-zα-ω]\b)"
 )  # "- 5", but not "Paris - 2010"
 _LOOSE_COMPARISON = re.compile(r"\s*([<>!=]=|[<>=])\s*(?=[\w($€£¥₹₿∞π√.+-])")
-_MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5, x<=y, a!=b
+_MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, A-, Ca2+, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5, x<=y, a!=b
     r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<!\w)-(?=[$€£¥₹₿√∞π½¼¾(]|[a-zα-ω]\b)"
-    r"|(?<=[a-z+])\+|(?<=[a-z])#|(?<=\w)[+*^](?=\w)|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
+    r"|(?<=[a-z+])\+|(?<=\d)\+(?!\w)|(?<=\b[a-z])-(?![\w-])|(?<=[a-z]\d)-(?![\w-])|(?<=[a-z])#|(?<=\w)[+*^](?=\w)|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
     r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)%])[<>=](?=[\w($€£¥₹₿∞π√.+=-])"
 )
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")

@@ -193,10 +193,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Start an episode. Returns the first observation and an info with ``instructions``, the system prompt.
 
         Raises:
-            ValueError: the seed is no integer, the task has no such option, or ``max_tokens`` is set without a tokenizer.
+            ValueError: the seed is no integer or below 0, the task has no such option, or ``max_tokens`` lacks a tokenizer.
         """
-        if not isinstance(seed, int | None):
-            raise ValueError(f"seed must be an integer, got {seed!r}")
+        if not isinstance(seed, int | None) or (seed or 0) < 0:
+            raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
         super().reset(seed=None if seed is None else seed + self._seed_offset)
         if self.max_tokens is not None and self.count_tokens is None:
             raise ValueError(

@@ -82,7 +82,7 @@ class ToolVectorEnv(VectorEnv):
             return [int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
-        return [None if s is None else int(s) for s in seed]
+        return [int(s) if isinstance(s, np.integer) else s for s in seed]
 
     def step(self, actions: Sequence[str | None], *, cut: Collection[int] = ()) -> VectorStep:
         """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info.

@@ -234,7 +234,7 @@ class EvaluationArgs:
     final_questions: Count = option(500, advanced=True, mutable_on_resume=True)
     """Held-out questions of the closing table."""
     keep_episodes: Natural = option(8, config_only=True, mutable_on_resume=True)
-    """Training episodes of each update in episodes.jsonl, in whole groups. All episodes of evaluations are kept."""
+    """Training episodes of each update in episodes.jsonl, group by group. All episodes of evaluations are kept."""
 
 
 @dataclass(kw_only=True)

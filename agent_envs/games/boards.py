@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from agent_envs.generators.instances import check_integers
 from agent_envs.types import ToolCall, Turn
 
 
@@ -27,21 +28,32 @@ def board_rows(text: str, symbols: str) -> list[list[str]]:
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be done: actions that one turn may hold, and those that the episode still has."""
+    """What may still be done: actions that one turn may hold, in all of its calls, and those that the episode still has."""
 
     per_turn: int
     left: int
+    taken: int = 0  # in this turn
 
     def __post_init__(self):
-        if min(self.per_turn, self.left) < 1:
-            raise ValueError(f"actions per turn and in all must be at least 1, got {self.per_turn} and {self.left}")
+        check_integers(actions_per_turn=self.per_turn, max_actions=self.left)
+
+    def spend(self) -> None:
+        """Take an action."""
+        self.left, self.taken = self.left - 1, self.taken + 1
+
+    def end_turn(self) -> bool:
+        """Let the next turn hold as many; whether none is left."""
+        self.taken = 0
+        return self.left == 0
 
     def check(self, count: int) -> None:
         """Raise ValueError, in words for the agent, if a turn may not hold ``count`` actions."""
         if count < 1:
             raise ValueError("give at least one action")
-        if count > self.per_turn:
-            raise ValueError(f"a turn may hold {self.per_turn} actions at most, not {count}; none of them was done")
+        if self.taken + count > self.per_turn:
+            which = f"the last {count}" if self.taken else "them"
+            wanted = f"{self.per_turn} actions at most, not {self.taken + count}"
+            raise ValueError(f"a turn may hold {wanted}; none of {which} was done")
         if count > self.left:
             raise ValueError(f"{count} actions are more than the {self.left} that are left; none of them was done")
 

@@ -29,7 +29,7 @@ def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: s
         target, solution = _build(rng, numbers)
         if target in TARGETS and split_of(f"{sorted(numbers)} {target}") == split:
             return CountdownPuzzle(numbers, target, solution)
-    raise ValueError(f"found no puzzle with {counts} numbers up to {largest}; allow larger numbers, or more of them")
+    raise ValueError(f"found no puzzle with {counts} numbers up to {largest}, and a target of 10 to 99: change either")
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:

@@ -43,6 +43,13 @@ def check_choice(name: str, value: Any, known: tuple[Any, ...] = SPLITS) -> None
         raise ValueError(f"{name} must be one of {known}, got {value!r}")
 
 
+def check_integers(least: int = 1, **values: Any) -> None:
+    """Raise a ValueError where an argument is no integer of at least ``least``."""
+    for name, value in values.items():
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
 def check_kinds(kinds: Any, known: Collection[str]) -> None:
     """Raise a ValueError where ``kinds`` are not some of those that are known."""
     if isinstance(kinds, str) or not kinds or not set(kinds) <= set(known):

@@ -326,8 +326,8 @@ def tank(t: Tale) -> None:
             t.say(f"After that, {word} of the water that is there is used up.")
             change = f"- {level} / {share}"
         level = t.step(f"{level} {change}")
-    if float(level) > volume:
-        raise Redraw
+        if float(level) > volume:
+            raise Redraw
     t.say(f"How many litres are missing until the {vessel} is full?", f"How many more litres would fill the {vessel}?")
     t.step(f"{volume} - {level}")
 

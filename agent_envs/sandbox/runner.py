@@ -67,7 +67,9 @@ def _check(code: str, stdin: str, timeout: float, memory_mb: int, max_output: in
         raise ValueError(f"code must be at most {MAX_CODE} characters long, got {len(code)}")
     if not (math.isfinite(timeout) and 0 < timeout <= 3600):
         raise ValueError(f"timeout must be between 0 and 3600 seconds, got {timeout}")
-    if not 64 <= memory_mb <= 1 << 20:
-        raise ValueError(f"memory_mb must be between 64 and 1048576: Python itself needs about 30; got {memory_mb}")
+    if type(memory_mb) is not int or not 64 <= memory_mb <= 1 << 20:
+        raise ValueError(
+            f"memory_mb must be an integer from 64 to 1048576: Python itself needs about 30; got {memory_mb}"
+        )
     if not 0 <= max_output <= 1 << 30:
         raise ValueError(f"max_output must be between 0 and 2**30 bytes, got {max_output}")

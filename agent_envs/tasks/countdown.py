@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from agent_envs.games import countdown
-from agent_envs.generators.instances import check_choice, check_options
+from agent_envs.generators.instances import check_choice, check_integers, check_options
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -78,10 +78,13 @@ class CountdownEnv(ToolEnv):
     ):
         check_choice("split", split)
         self.split, self.largest = split, largest
+        for count in numbers:
+            check_integers(numbers=count)
+        check_integers(5, largest=largest)
         if len(numbers) != 2 or not 2 <= numbers[0] <= numbers[1] <= 8:
             raise ValueError(f"numbers must be two counts in order, within 2 to 8, got {numbers!r}")
         self.counts = (numbers[0], numbers[1])
-        if not 5 <= largest <= 10_000:
+        if largest > 10_000:
             raise ValueError(f"largest must be in 5..10000, got {largest}")
         task = (
             "Make the target from the numbers: write an expression with + - * / and brackets that uses each number "

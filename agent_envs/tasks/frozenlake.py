@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from agent_envs.games import frozenlake
 from agent_envs.games.boards import Budget, move_turn, read_left, wander
-from agent_envs.generators.instances import check_choice, digest, make_noise_rng
+from agent_envs.generators.instances import check_choice, check_integers, digest, make_noise_rng
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -82,6 +82,8 @@ class FrozenLakeEnv(ToolEnv):
         **common: Any,
     ):
         check_choice("split", split)
+        check_integers(size=size)
+        check_choice("slippery", slippery, (True, False))
         if not 3 <= size <= 8 or not 0.5 <= frozen <= 0.95:
             raise ValueError(f"size must be in 3..8 and frozen in 0.5..0.95, got {size} and {frozen}")
         self.split, self.size, self.frozen, self.slippery = split, size, frozen, slippery
@@ -105,7 +107,7 @@ class FrozenLakeEnv(ToolEnv):
         left = self.budget.left
         for action in actions:
             _, _, over, _, _ = self.lake.step(frozenlake.ACTIONS.index(action))
-            self.budget.left -= 1
+            self.budget.spend()
             if over:
                 break
         return ToolResult(self.state_text(), data={"moves": left - self.budget.left})
@@ -126,7 +128,7 @@ class FrozenLakeEnv(ToolEnv):
         cell = self._cell()
         metrics = {"goal": float(cell == "G"), "hole": float(cell == "H"), "success": float(cell == "G")}
         metrics["moves"] = float(sum(result.data["moves"] for result in results if result.ok))
-        return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.left == 0)
+        return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.end_turn())
 
     def menu(self) -> dict[str, bool]:
         """The turns of one action, and whether it can lead to another cell, see `agent_envs.integrations.Menu`."""

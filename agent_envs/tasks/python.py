@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from agent_envs import sandbox
 from agent_envs.generators.arithmetic import same_answer
-from agent_envs.generators.instances import check_choice, check_kinds, choose_instance, draw
+from agent_envs.generators.instances import check_choice, check_integers, check_kinds, choose_instance, draw
 from agent_envs.generators.puzzles import KINDS, make_puzzle
 from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.runner import MAX_CODE
@@ -150,8 +150,11 @@ class PythonEnv(ToolEnv):
     ):
         check_choice("split", split)
         check_kinds(kinds, KINDS)
-        if not (0 < timeout <= 3600 and memory_mb >= 64):
-            raise ValueError(f"timeout must be in (0, 3600] and memory_mb at least 64, got {timeout} and {memory_mb}")
+        check_integers(64, memory_mb=memory_mb)
+        if not (0 < timeout <= 3600 and memory_mb <= 1 << 20):
+            raise ValueError(
+                f"timeout must be in (0, 3600] and memory_mb in 64..1048576, got {timeout} and {memory_mb}"
+            )
         self.split, self.kinds, self.sandbox = split, tuple(kinds), sandbox
         task = "Answer the question with the help of programs, as short as possible."
         tool = PythonTool(sandbox, timeout, memory_mb)

@@ -18,7 +18,7 @@ from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
 from agent_envs.data.local import keep_dataset, open_index, stamp
 from agent_envs.data.question import paragraph_key
-from agent_envs.generators.instances import check_choice
+from agent_envs.generators.instances import check_choice, check_integers
 from agent_envs.generators.miniwiki import World, make_question
 from agent_envs.tools.search import FOUND
 
@@ -259,11 +259,12 @@ def miniwiki(
     """
     if not types or isinstance(types, str):
         raise ValueError(f"types must be a list of question types, got {types!r}")
-    if questions < 1:
-        raise ValueError(f"questions must be at least 1, got {questions}")
+    check_integers(questions=questions)
     lengths = hops if isinstance(hops, tuple) else (hops,)
     if not lengths:
         raise ValueError("hops must be a number or a list of numbers, got an empty list")
+    for length in lengths:
+        check_integers(hops=length)
     world = World(entities, world_seed, _SPLITS[split], difficulty)
     rng = random.Random(f"questions:{world_seed}:{split}")
     drawn: dict[str, Question] = {}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from agent_envs.games import sokoban
 from agent_envs.games.boards import Budget, move_turn, read_left, wander
-from agent_envs.generators.instances import check_choice, check_options, digest
+from agent_envs.generators.instances import check_choice, check_integers, check_options, digest
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -82,14 +82,15 @@ class SokobanEnv(ToolEnv):
         **common: Any,
     ):
         check_choice("split", split)
+        check_integers(size=size, boxes=boxes)
         if not 5 <= size <= 12 or not 1 <= boxes <= 4:
             raise ValueError(f"size must be in 5..12 and boxes in 1..4, got {size} and {boxes}")
         self.split, self.size, self.boxes = split, size, boxes
         self.max_actions, self.actions_per_turn = max_actions, actions_per_turn
         self.budget = Budget(actions_per_turn, max_actions)
         budget = min(max_actions, actions_per_turn * max_turns)
-        if len(moves) != 2 or not 1 <= moves[0] <= moves[1] <= budget:
-            raise ValueError(f"moves must be two numbers in order, 1 to the {budget} that can be made, got {moves!r}")
+        if len(moves) != 2 or set(map(type, moves)) != {int} or not 1 <= moves[0] <= moves[1] <= budget:
+            raise ValueError(f"moves must be two integers in order, 1 to the {budget} that can be made, got {moves!r}")
         self.moves = (moves[0], moves[1])
         task = (
             "Solve the Sokoban puzzle: push every box onto a target. Walking into a box pushes it one cell, unless a wall or "
@@ -107,7 +108,7 @@ class SokobanEnv(ToolEnv):
         placed, left = self.level.placed, self.budget.left
         for action in actions:
             self.level = sokoban.move(self.level, action)
-            self.budget.left -= 1
+            self.budget.spend()
             if self.level.solved:
                 break
         happened = {"box": self.level.placed - placed, "moves": left - self.budget.left}
@@ -127,7 +128,7 @@ class SokobanEnv(ToolEnv):
         solved = self.level.solved
         metrics = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
         metrics |= {"solved": float(solved), "success": float(solved)}
-        return TurnOutcome(metrics, terminated=solved, truncated=self.budget.left == 0)
+        return TurnOutcome(metrics, terminated=solved, truncated=self.budget.end_turn())
 
     def menu(self) -> dict[str, bool]:
         """The turns of one action, and whether it would move anything, see `agent_envs.integrations.Menu`."""

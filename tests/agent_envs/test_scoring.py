@@ -45,6 +45,8 @@ NORMALIZED = {
         "a<=b, x >= y, a≤b, 5%<x": "a<=b x>=y a<=b 5<x",
         "- x": "-x",
         "-½, -₹5": "-½ -₹5",
+        **{"A-": "a-", "B-, A": "b- a", "Vitamin A": "vitamin a", "Ca2+ or Cl2-": "ca2+ or cl2-"},
+        **{"18+": "18+", "pre- and post-war": "pre and postwar", "a well-known 5-day - x-": "wellknown 5day x-"},
     },
     "gsm8k": {  # as the script reads it, which takes the first, so a list of guesses is one guess
         **{" $1,200.50 ": "1200.5", "42.": "42", "-0.50": "-0.5", "-$3": "-3", "-0": "0", ".5": "0.5"},

@@ -3,12 +3,14 @@
 import random
 from collections import deque
 
+import gymnasium
 import pytest
 
 from agent_envs.games import sokoban
-from agent_envs.games.boards import canonical_form
+from agent_envs.games.boards import canonical_form, move_turn
 from agent_envs.generators.instances import split_of
 from agent_envs.tasks.sokoban import SokobanEnv
+from agent_envs.types import Turn
 
 CORRIDOR = "# # # # #\n# P X O #\n# _ _ _ #\n# _ _ _ #\n# # # # #"
 
@@ -105,6 +107,17 @@ def test_an_episode_played_by_hand():
     assert reward == pytest.approx(-0.1) and not truncated
     _, reward, terminated, truncated, _ = walk(env, "Down", "Left")
     assert reward == pytest.approx(-0.2) and not terminated and truncated is True  # the fifth turn
+
+
+@pytest.mark.parametrize("game", ["Sokoban", "FrozenLake"])
+def test_all_calls_of_a_turn_share_its_actions(game):
+    env = gymnasium.make(f"AgentR1/{game}-v0", actions_per_turn=3, max_calls=2, format="hermes").unwrapped
+    env.reset(seed=0)
+    two = env.format.write(Turn(calls=(*move_turn(["Up", "Down"]).calls, *move_turn(["Down", "Up"]).calls)))
+    for left in (8, 6):  # the next turn may hold as many
+        observation, *_ = env.step(two)
+        assert "3 actions at most, not 4; none of the last 2 was done" in observation
+        assert env.budget.left == left
 
 
 def test_too_many_actions_are_an_error_and_nothing_is_done():

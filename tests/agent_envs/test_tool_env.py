@@ -59,9 +59,10 @@ def test_an_episode(game):
     assert game.render().startswith("Which digit?\n<echo>a</echo>")
 
 
-@pytest.mark.parametrize("seed", ["x", 1.5, [3]])
+@pytest.mark.parametrize("seed", ["x", 1.5, [3], -5])
 def test_a_seed_is_a_number(game, seed):
-    with pytest.raises(ValueError, match="seed must be an integer, got "):
+    """A negative one of validation would be one of training."""
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got "):
         game.reset(seed=seed)
 
 

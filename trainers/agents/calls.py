@@ -7,6 +7,7 @@ sampled, and the new messages; only these are encoded. Any other call is a row o
 
 import hashlib
 import json
+import secrets
 import warnings
 from array import array
 from bisect import bisect_left
@@ -175,8 +176,8 @@ class Session(CallLog):
     """The calls of one episode that the policy here answers, as rows of token ids.
 
     Args:
-        seed: of the noise of the episode, None for none. That of a call depends on its prompt and on how many equal ones came
-            before it, not on when it arrives.
+        seed: of the noise of the episode. That of a call depends on its prompt and on how many equal ones came before it, not
+            on when it arrives. None: each call has noise of its own.
         number: makes the numbers of the engine's conversations.
         max_calls, keep: as of `CallLog`.
     """
@@ -211,6 +212,8 @@ class Session(CallLog):
             prompt = array("q", call.prompt).tobytes()
             self._prompts[prompt] += 1
             call.seed = seed_of(self._seed, prompt, self._prompts[prompt])
+        else:
+            call.seed = secrets.randbits(62)
 
     def finish(self, call: Call, completion: Completion) -> Turn:
         """Take what was sampled for a call into the rows; returns what the client gets."""

@@ -167,13 +167,15 @@ def read_call(body: Mapping[str, Any]) -> Call:
     stop = body.get("stop") or ()
     stop = tuple(stop) if isinstance(stop, list | tuple) else (stop,)
     tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
-    longest = body.get("max_completion_tokens", body.get("max_tokens"))
+    limit = next((name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None), "max_tokens")
+    longest = body.get(limit)
     temperature = body.get("temperature")
     checks = {
         "stop": all(isinstance(string, str) and string for string in stop),
         "tools": isinstance(tools, list) and all(map(_is_function, tools)),
-        "max_tokens": longest is None or (type(longest) is int and longest >= 1),
+        limit: longest is None or (type(longest) is int and longest >= 1),
         "temperature": temperature is None or isinstance(temperature, int | float),
+        "stream_options": isinstance(body.get("stream_options"), dict | None),
     }
     if wrong := [name for name, is_right in checks.items() if not is_right]:
         raise CallRefused(400, f"{wrong[0]} has no valid value, got {body.get(wrong[0])!r}"[:300])

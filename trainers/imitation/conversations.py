@@ -57,7 +57,11 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
         raise UserError('a line holds "messages", or "prompt" and "completion"')
     tools = data.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools  # a column of text, which TRL takes as well
+    if isinstance(tools, str):  # a column of text, which TRL takes as well
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise UserError(f"its tools are text, and no JSON: {error}") from error
     tools = drop_nulls(tools)
     messages = _join(data)
     _check(messages)
@@ -92,6 +96,8 @@ def _to_text(content: Any) -> str | None:
         content = "".join(str(part.get("text") or "") for part in content)
     if content is not None and not isinstance(content, str):
         raise UserError("the content of a message must be text: pictures and the like cannot be learned from")
+    if content and not content.isprintable() and any("\ud800" <= character <= "\udfff" for character in content):
+        raise UserError("the content of a message is no Unicode text: it holds half of a surrogate pair")
     return content
 
 
@@ -102,6 +108,8 @@ def _check(messages: list[Message]) -> None:
     if "assistant" not in roles or roles[0] in ("assistant", "tool"):
         raise UserError("a conversation begins with a system or user message and has one of the assistant")
     for message in messages:
+        if message.get("weight") not in (None, 0, 1):
+            raise UserError(f"the weight of a message is 0 or 1, got {message['weight']!r}")
         is_target = message["role"] == "assistant" and message.get("weight") != 0
         if is_target and not (message["content"] or message.get("tool_calls")):
             raise UserError("a message of the assistant has neither content nor tool_calls")
@@ -109,6 +117,10 @@ def _check(messages: list[Message]) -> None:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise UserError('a tool call holds a "function" with its "name" and "arguments"')
+            try:
+                read_arguments(call)
+            except ValueError as error:
+                raise UserError(f"the arguments of a call of {function['name']!r} are no JSON: {error}") from error
 
 
 def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | None = None) -> list[Step]:

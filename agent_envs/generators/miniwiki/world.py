@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import retrieval_index
+from agent_envs.generators.instances import check_integers
 from agent_envs.generators.miniwiki import names, schema
 from retrieval_index import Passage, Searcher
 
@@ -45,8 +46,7 @@ class World:
     """
 
     def __init__(self, entities: int = 1000, seed: int = 0, split: str = "train", difficulty: str = "normal"):
-        if entities < 50:
-            raise ValueError(f"entities must be at least 50, got {entities}")
+        check_integers(50, entities=entities)
         if split not in names.SPLITS:
             raise ValueError(f"split must be one of {names.SPLITS}, got {split!r}")
         if difficulty not in DIFFICULTIES:

@@ -194,7 +194,7 @@ _MONTHS = "January February March April May June July August September October N
 _SLOT = re.compile(r"\{([\w.-]+)\}")
 _FORMAT_REQUESTS = dict.fromkeys(("average", "percentage"), " Give two decimals.")
 _FORMAT_REQUESTS["names"] = " Separate the names with commas."
-_HALF_A_CENT = Fraction(1, 200)
+_HALF_A_CENT = Fraction(1, 200) + Fraction(1, 10**9)  # 54.175 is a little less as a float, and is rounded to 54.18
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def test_noise_belongs_to_the_prompt_and_not_to_the_order_of_arrival():
 
     ahead, back = seeds("abca"), seeds("acab")
     assert ahead == back and ahead["a"][0] != ahead["a"][1] and ahead["a"] != seeds("aa", seed=8)["a"]
+    assert len({*seeds("aa", seed=None)["a"], *seeds("aa", seed=None)["a"]}) == 4  # as a server of the policy has it
 
 
 def test_beyond_its_limits_a_call_is_refused():

@@ -326,6 +326,11 @@ def test_calls_that_a_template_drops_are_refused(tmp_path):
         ({"prompt": "x", "completion": "y"}, "must be lists of objects"),
         ({"messages": [USER, {**ADA, "content": None}]}, "neither content"),
         ({"messages": [USER, {**ADA, "weight": 0}]}, "nothing of it is to be taught"),
+        ({"messages": [USER, {**ADA, "weight": 0.5}]}, "weight of a message is 0 or 1, got 0.5"),
+        ({"messages": [USER, {**ADA, "weight": "0"}]}, "weight of a message is 0 or 1, got '0'"),
+        ({"messages": [USER, ADA], "tools": "search"}, "tools are text, and no JSON"),
+        ({"messages": [USER, calls(("a", "{"))]}, "arguments of a call of 'search' are no JSON"),
+        ({"messages": [USER, {**ADA, "content": "\ud800"}]}, "half of a surrogate pair"),
     ],
 )
 def test_a_wrong_line_is_named(make_policy, env, tmp_path, line, said):
