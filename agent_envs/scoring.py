@@ -31,9 +31,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
-_BARE_ARTICLES = re.compile(
-    r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)| *$)"
-)  # A+ is a grade, a=b a formula, "vitamin A" ends
+_BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)|$)")  # A+ is a grade, a=b a formula, vitamin A a name
 _SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
 _LOOSE_MINUS = re.compile(
     r"(?<!\w)(?<!\w )-\s+(?=[$€£¥₹₿]?\.?\d|[√∞π½¼¾(]|[a-zα-ω]\b)"
@@ -41,7 +39,8 @@ _LOOSE_MINUS = re.compile(
 _LOOSE_COMPARISON = re.compile(r"\s*([<>!=]=|[<>=])\s*(?=[\w($€£¥₹₿∞π√.+-])")
 _MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, A-, Ca2+, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5, x<=y, a!=b
     r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<!\w)-(?=[$€£¥₹₿√∞π½¼¾(]|[a-zα-ω]\b)"
-    r"|(?<=[a-z+])\+|(?<=\d)\+(?!\w)|(?<=\b[a-z])-(?![\w-])|(?<=[a-z]\d)-(?![\w-])|(?<=[a-z])#|(?<=\w)[+*^](?=\w)|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
+    r"|(?<=[a-z+])\+|(?<=\d)\+(?!\w)|(?:(?<=\b[a-z])|(?<=\d))-(?=\s*(?:$|[,;/.)]))|(?<=[a-z])#|(?<=\w)[+*^](?=\w)"
+    r"|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
     r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)%])[<>=](?=[\w($€£¥₹₿∞π√.+=-])"
 )
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
@@ -99,8 +98,9 @@ def normalize_own(text: str) -> str:
     text = unicodedata.normalize("NFC", text.lower()).translate(_SPELLED)
     text = _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text))
     meant = {match.start() for match in _MEANT.finditer(text)}
-    kept = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation)
-    return " ".join((_BARE_ARTICLES.sub(" ", kept).strip() or kept).split())
+    words = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation).split()
+    kept = " ".join(words)
+    return kept if {"a", "an", "the"}.issuperset(words) else " ".join(_BARE_ARTICLES.sub(" ", kept).split())
 
 
 Normalizer = Callable[[str], str]

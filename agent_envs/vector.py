@@ -82,7 +82,10 @@ class ToolVectorEnv(VectorEnv):
             return [int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
-        return [int(s) if isinstance(s, np.integer) else s for s in seed]
+        for one in seed:  # before any of them is used
+            if one is not None and (not hasattr(one, "__index__") or int(one) < 0):
+                raise ValueError(f"seed must be an integer of at least 0, got {one!r}")
+        return [None if one is None else int(one) for one in seed]
 
     def step(self, actions: Sequence[str | None], *, cut: Collection[int] = ()) -> VectorStep:
         """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info.

@@ -51,7 +51,7 @@ class Budget:
         if count < 1:
             raise ValueError("give at least one action")
         if self.taken + count > self.per_turn:
-            which = f"the last {count}" if self.taken else "them"
+            which = "those of this call" if self.taken else "them"
             wanted = f"{self.per_turn} actions at most, not {self.taken + count}"
             raise ValueError(f"a turn may hold {wanted}; none of {which} was done")
         if count > self.left:

@@ -222,7 +222,7 @@ def check_depth(server: retrieval_index.RemoteSearcher, passages: int) -> None:
     try:
         server.search(["Wikipedia"], passages)
     except ValueError as error:
-        advice = f"start it with --max-topk {passages}, or ask for fewer: k, and read=True asks for {FOUND}"
+        advice = f"ours is started with --max-topk {passages}; or ask for fewer: k, and read=True asks for {FOUND}"
         raise ValueError(f"index: {error}: {advice}") from None
 
 

@@ -118,6 +118,20 @@ def test_a_story_tells_as_many_steps_as_it_is_asked_for(kind, length):
     pytest.fail(f"only {told} in 4000 tries")
 
 
+def test_a_tank_holds_its_water_after_every_step():
+    told = 0
+    for seed in range(400):
+        tale = Tale(random.Random(seed), 5)
+        with suppress(Redraw):
+            with suppress(Told):
+                STORIES["tank"](tale)
+            *levels, missing = tale.steps
+            volume = evaluate(missing.split(" - ")[0])
+            assert all(0 <= evaluate(level) <= volume for level in levels)
+            told += 1
+    assert told > 20
+
+
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 def test_problems_are_what_the_difficulty_says(difficulty):
     kinds = set()

@@ -45,7 +45,8 @@ NORMALIZED = {
         "a<=b, x >= y, a≤b, 5%<x": "a<=b x>=y a<=b 5<x",
         "- x": "-x",
         "-½, -₹5": "-½ -₹5",
-        **{"A-": "a-", "B-, A": "b- a", "Vitamin A": "vitamin a", "Ca2+ or Cl2-": "ca2+ or cl2-"},
+        **{"A-": "a-", "B-, A": "b- a", "Vitamin A": "vitamin a", "Ca2+, SO42-.": "ca2+ so42-"},
+        **{"Plan B- x, Q1- Q2": "plan b x q1 q2", "The The": "the the", "A, A": "a a", "vitamin A\n": "vitamin a"},
         **{"18+": "18+", "pre- and post-war": "pre and postwar", "a well-known 5-day - x-": "wellknown 5day x-"},
     },
     "gsm8k": {  # as the script reads it, which takes the first, so a list of guesses is one guess

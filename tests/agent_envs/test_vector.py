@@ -71,6 +71,9 @@ def test_misuse_is_refused(vector, small):
         vector.step(["x"])
     with pytest.raises(ValueError, match="expected 6 seeds"):
         vector.reset(seed=[1, 2])
+    for wrong in ("x", 1.5, -1):
+        with pytest.raises(ValueError, match="seed must be an integer of at least 0, got "):
+            vector.reset(seed=[1, 2, 3, 4, 5, wrong])
     for mask in ([True], [0, 1, 2, 3, 4, 5]):
         with pytest.raises(ValueError, match="reset_mask must be bool"):
             vector.reset(options={"reset_mask": np.array(mask)})

@@ -60,7 +60,7 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     if isinstance(tools, str):  # a column of text, which TRL takes as well
         try:
             tools = json.loads(tools)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"its tools are text, and no JSON: {error}") from error
     tools = drop_nulls(tools)
     messages = _join(data)
@@ -119,7 +119,7 @@ def _check(messages: list[Message]) -> None:
                 raise UserError('a tool call holds a "function" with its "name" and "arguments"')
             try:
                 read_arguments(call)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"the arguments of a call of {function['name']!r} are no JSON: {error}") from error
 
 
