@@ -354,7 +354,7 @@ def _infos_of(records: list[dict], score: str) -> list[dict]:
     for record in records:
         info = {"failed": record["failed"], "tool_faults": record["tool_faults"]}
         info |= {score: record["score"], "kind": name_kind(record.get("kind") or {})}
-        info |= {"invalid_turns": sum(turn["invalid"] for turn in record["turns"])}
+        info |= evaluator.count_invalid([turn["invalid"] for turn in record["turns"]])
         infos.append(evaluator.drop_recall(others | record["metrics"] | info, record))
     return infos
 

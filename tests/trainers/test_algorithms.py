@@ -163,10 +163,14 @@ def test_what_the_first_turns_tell_about_their_prompts(make_policy):
 def test_failed_episodes_are_counted_and_are_no_part_of_what_is_measured():
     """Three equal returns beside a failed episode hold no signal; terms of the reward add up to the return."""
     terms = {"answer": 0.75, "format": 0.25}
-    episodes = [replace(episode(0, [([2], 1.0)]), info={"em": 1.0}, reward_terms=terms) for _ in range(3)]
-    failed = replace(episode(0, [([2], math.nan)], failed=True), info={"em": 0.0}, reward_terms={"answer": -1.0})
+    episodes = [replace(episode(0, [([2], 1.0)]), info={"em": 1.0, "f1": 1.0}, reward_terms=terms) for _ in range(3)]
+    failed = replace(
+        episode(0, [([2], math.nan)], failed=True), info={"em": 0.0, "f1": 0.0}, reward_terms={"answer": -1.0}
+    )
     metrics = episode_metrics([*episodes, failed], "em")
-    assert metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == 1.0
+    assert (
+        metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == metrics["train/f1"] == 1.0
+    )
     assert metrics["train/group_std"] == 0.0 and metrics["train/failed"] == 0.25
     assert (metrics["reward/answer"], metrics["reward/format"]) == (0.75, 0.25)
 

@@ -18,12 +18,14 @@ def test_a_row_by_hand():
         {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "turns": 3, "calls": 2, "prediction": "x"},
         {"em": 0.0, "f1": 0.5, "support_recall": 0.5, "turns": 2, "calls": 1, "prediction": "y"},
     ]
+    for episode, invalid in zip(episodes, ([True] * 3 + [False] * 12, [False]), strict=True):
+        episode |= evaluator.count_invalid(invalid)  # a program's turns are more than the environment's
     row = evaluator.summarize("agent", episodes)
     low, high = row.pop("em_interval")
     assert 0 <= low <= 0.5 <= high <= 1
     assert row == {
         "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
-        "failed": 0.0, "tool_faults": 0,
+        "failed": 0.0, "tool_faults": 0, "invalid": 3 / 16,
     }  # fmt: skip
 
 

@@ -197,8 +197,8 @@ class ApiAgent:
         raise EpisodeFailed(text)
 
     def _request(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
-        """One request. If the API names another parameter that it wants, that is what it gets from then on; a model that
-        thinks gets no stop strings, which would end its thoughts."""
+        """One request. If the API names another parameter that it wants, that is what it gets from then on; a model
+        whose thought a stop string ended gets none of them any more."""
         import openai
 
         while True:
@@ -209,10 +209,9 @@ class ApiAgent:
                 reply = self._client.post("/chat/completions", body=body, cast_to=httpx.Response)
                 self._note_name(reply)
                 turn = read_turn(reply.content, form)
-                if thought := thinks(turn[0]):
-                    self._quirks.add("no stop")
-                if thought != "still" or turn[2] or form.native or "no stop" in quirks:
+                if thinks(turn[0]) != "still" or turn[2] or form.native or "no stop" in quirks:
                     return turn
+                self._quirks.add("no stop")
             except openai.BadRequestError as error:
                 wanted = next((quirk for quirk, words in _QUIRKS.items() if words in str(error)), None)
                 if wanted is None or wanted in quirks:

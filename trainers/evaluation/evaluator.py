@@ -1,7 +1,7 @@
 """Run policies and scripted agents on numbered instances, mostly held-out ones, and summarise their episodes."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +63,14 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
 
 def _share_invalid(episodes: list[dict]) -> Row:
     """The share of malformed turns, if all episodes tell."""
-    if not all({"invalid_turns", "turns"} <= e.keys() for e in episodes):
+    if not all("invalid_turns" in e for e in episodes):
         return {}
-    return {"invalid": sum(e["invalid_turns"] for e in episodes) / max(1.0, sum(float(e["turns"]) for e in episodes))}
+    return {"invalid": sum(e["invalid_turns"] for e in episodes) / max(1, sum(e["recorded_turns"] for e in episodes))}
+
+
+def count_invalid(invalid: Sequence[bool]) -> dict[str, int]:
+    """What an info tells of the turns of an episode, those of a program included that are none of the environment's."""
+    return {"invalid_turns": sum(invalid), "recorded_turns": len(invalid)}
 
 
 def drop_recall(info: Mapping, instance: Mapping) -> dict:
@@ -119,7 +124,7 @@ def run_policy(
         causes += map(cause_of_failure, episodes)
         infos += [
             drop_recall(e.info, e.instance)
-            | {"tool_faults": e.tool_faults, "failed": e.failed, "invalid_turns": sum(t["invalid"] for t in e.turns)}
+            | {"tool_faults": e.tool_faults, "failed": e.failed, **count_invalid([t["invalid"] for t in e.turns])}
             for e in episodes
         ]
         if recorder:
@@ -149,7 +154,7 @@ def run_script(
         (nothing if turns[-1]["tool_faults"] else {})
         | drop_recall(turns[-1], turns[0]["instance"])
         | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
-        | {"invalid_turns": sum(turn["recorded"]["invalid"] for turn in turns)}
+        | count_invalid([turn["recorded"]["invalid"] for turn in turns])
         for turns in episodes
     ]
 

@@ -23,8 +23,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         "tokens/all": sum(len(s.ids) for s in rows),
         "train/return": np.mean([t.episode_return for t in valid]),
         f"train/{score}": np.mean([t.info[score] for t in valid]),
-        "train/turns": np.mean([len(t.steps) for t in trajectories]),
-        "train/truncated": np.mean([t.truncated for t in trajectories]),
+        "train/turns": np.mean([len(t.steps) for t in valid]),
+        "train/truncated": np.mean([t.truncated for t in valid]),
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/tool_faults": sum(t.tool_faults for t in trajectories),
     }
@@ -38,8 +38,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         metrics["train/zero_std_groups"] = np.mean(spread < filters.ZERO_STD)
         metrics["train/shaping_only_groups"] = np.mean((spread >= filters.ZERO_STD) & (outcomes < filters.ZERO_STD))
     for name in ("f1", "support_recall", "calls", "rows", "edits"):
-        if all(name in t.info for t in trajectories):
-            metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
+        if all(name in t.info for t in valid):
+            metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in valid])
     for name in dict.fromkeys(name for t in valid for name in t.reward_terms):
         metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in valid])
     return {name: float(value) for name, value in metrics.items()}

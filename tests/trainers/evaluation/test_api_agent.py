@@ -119,6 +119,13 @@ def test_stop_strings_do_not_end_thoughts():
     assert ["stop" in request for request in chat.heard] == [True, False]
 
 
+def test_thoughts_that_ended_leave_the_stop_strings():
+    """A policy that was trained to end with them would write on without."""
+    with serve(lambda request: "<think>hm</think><search>x</search>") as chat:
+        (record,), _ = roll_out(chat.url, instances(1), "tags")
+    assert len(record["turns"]) > 1 and all("stop" in request for request in chat.heard)
+
+
 @pytest.mark.parametrize(
     "turn",
     [
