@@ -108,8 +108,8 @@ class SearchTool:
                 f"k is {self.k}, and the corpus has {len(corpus)} passages: a search shows no more", stacklevel=2
             )
         if self.max_tokens is not None and (self.tokenizer is None or self.max_tokens < 2):
-            name = "max_tokens (passage_tokens of an environment)"
-            raise ValueError(f"{name} needs a tokenizer, and must be at least 2, got {self.max_tokens}")
+            what = f"max_tokens needs a tokenizer, and must be at least 2, got {self.max_tokens}"
+            raise ValueError(f"{what}: it is the passage_tokens of an environment")
 
     @property
     def max_output(self) -> int:
