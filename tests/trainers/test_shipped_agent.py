@@ -63,7 +63,7 @@ def test_its_table_is_made_of_the_scores_of_each_question(title):
     ("title", "pages"),
     [("SFT", [PAGE, START]), ("Naive RAG (SFT)", [PAGE, START]), ("Earlier GRPO", [PAGE, AGENT]),
      ("Naive RAG (Earlier GRPO)", [PAGE, AGENT]),
-     ("Best constant", [PAGE]), ("Rule", [PAGE])],
+     ("Best constant", [PAGE]), ("Rule", [PAGE]), ("GRPO", [PAGE])],
 )  # fmt: skip
 def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(title, pages):
     kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())
