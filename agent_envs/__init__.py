@@ -6,7 +6,7 @@
     >>> observation, reward, terminated, truncated, info = env.step("<search>a town</search>")
 
 Importing the package registers the environments; ``gymnasium.make("agent_envs:AgentR1/HotpotQA-v0")`` does both.
-`host` takes in any other environment that speaks text.
+`host` wraps any other environment whose observations and actions are text.
 """
 
 from importlib import metadata

@@ -41,10 +41,10 @@ def list_environments() -> None:
 
 
 def describe(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int = 0) -> None:
-    """Print an environment as Markdown: what an agent sees, may do and is rewarded for, and an episode of a script.
+    """Print an environment as Markdown: its observations, actions and rewards, and an episode of a scripted agent.
 
     Args:
-        script: name of the task's script. Default: its oracle, else its last one.
+        script: name of the scripted agent. Default: the oracle, or the last script of a task without an oracle.
         seed: seed of the episode.
     """
     from agent_envs.utils.describe import page
@@ -61,7 +61,7 @@ def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | 
     python -m trainers.play shows an episode of a model.
 
     Args:
-        script: script of the task to watch instead.
+        script: scripted agent of the task that acts instead of you.
         seed: seed of the episode; random by default.
     """
     id, options = full_id(id), _parse_kwargs(env_kwargs)
@@ -70,14 +70,14 @@ def play(id: Id, /, env_kwargs: EnvKwargs = "{}", script: str = "", seed: int | 
         from agent_envs.utils.scripts import find_script
 
         env = make(id, **options)
-        _play(env, seed, find_script(env, script) if script else None)  # a judge that is away is said in a line, too
+        _play(env, seed, find_script(env, script) if script else None)  # an unreachable judge gives one line, too
 
 
 def check(id: Id, /, env_kwargs: EnvKwargs = "{}", steps: int = 200) -> None:
     """Check an environment against the contract of this suite (agent_envs.utils.checker).
 
     Args:
-        steps: turns of fuzzing, and of each comparison.
+        steps: number of turns for fuzzing, and for each comparison.
     """
     from agent_envs.integrations.hosting import make_registered
     from agent_envs.utils.checker import CheckFailed, check_agent_env
@@ -100,10 +100,10 @@ def baselines(
     """Print the scores of random, scripted and oracle agents on tasks, in one table.
 
     Args:
-        ids: registered ids, or their middle parts. Default: all that can be made here.
-        episodes: episodes of each agent, of the training split unless --env-kwargs sets '{"split": "validation"}'.
+        ids: registered ids, or their middle parts. Default: all that can be made on this machine.
+        episodes: episodes per agent, from the training split unless --env-kwargs sets '{"split": "validation"}'.
         seed: seed of the first episode.
-        out: JSON file for the rows.
+        out: JSON file to write the rows to.
     """
     if episodes < 0:
         raise SystemExit(f"--episodes must be at least 0 (all of them), got {episodes}")
@@ -135,15 +135,15 @@ def baselines(
 def serve(
     id: Id, /, env_kwargs: EnvKwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128
 ) -> None:
-    """Serve an environment to trainers on other machines, by OpenEnv's server (pip install -e '.[openenv]').
+    """Serve an environment to trainers on other machines, with OpenEnv's server (pip install -e '.[openenv]').
 
-    Each client has its own episodes: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
-    step({"text": "<search>a town</search>"}).
+    Each client runs its own episodes: make GenericEnvClient(base_url="http://HOST:PORT"), then call
+    reset(seed=3, split="train") and step({"text": "<search>a town</search>"}).
 
     Args:
         host: address to listen on; 0.0.0.0 admits other machines. There is no password.
         port: TCP port; 0 for any free one.
-        sessions: most clients at once.
+        sessions: maximum number of clients at the same time.
     """
     id, options = full_id(id), _parse_kwargs(env_kwargs)
     with _exit_on_user_error(id):
@@ -159,7 +159,7 @@ def serve(
 
 
 def new(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], /) -> None:
-    """Write the skeleton of a task: a folder with a small task, its tests and a training run, to change.
+    """Write the skeleton of a task: a folder with a small task to change, its tests and a training run.
 
     Args:
         name: name of the folder and its module, such as my_task.
@@ -183,10 +183,10 @@ def view(
     Args:
         path: folder of a run, or its episodes.jsonl.
         episode: episode to print: its number in the file, or its key.
-        filter: outcome of the episodes: right has the full score, invalid a malformed turn, truncated ran out of turns, failed
-            had a tool failure.
-        grep: text that the episodes contain, in either case.
-        unfold: print long results whole.
+        filter: outcome of the episodes to print: right (full score), wrong, invalid (a malformed turn), truncated (out of turns)
+            or failed (a tool failure).
+        grep: text that the episodes must contain; case is ignored.
+        unfold: print long results in full.
     """
     from agent_envs.utils import view
 
@@ -197,7 +197,8 @@ def view(
 def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
     """Replay the turns of recorded episodes in their environment, without a model, and print what changes.
 
-    With the arguments of the run, nothing may change: a check of determinism. Others show the rewards that they would have given.
+    With the arguments of the run nothing may change, which checks determinism. Other arguments show the rewards that they would
+    have given.
 
     Args:
         path: folder of a run, or its episodes.jsonl.
@@ -211,12 +212,12 @@ def replay(path: Folder, /, env_kwargs: EnvKwargs = "{}") -> None:
 
 @contextmanager
 def _exit_on_user_error(id: str = "") -> Iterator[None]:
-    """Report errors that the user can fix in one line, without a traceback; it names ``id``."""
+    """Exit with one line that names ``id``, without a traceback, at an error that the user can fix."""
     import gymnasium
 
     try:
         yield
-    except BrokenPipeError:  # nobody reads the output any more
+    except BrokenPipeError:  # the reader of the output is gone
         raise
     except (gymnasium.error.Error, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         message = " ".join(str(error).split())
@@ -266,7 +267,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     """Run the command that the command line gives; also the entry point of ``agent-envs``."""
-    if os.getcwd() not in sys.path:  # as with `python -m`: my_module:Mine/Task-v0 finds a module beside the user
+    if os.getcwd() not in sys.path:  # as with `python -m`: my_module:Mine/Task-v0 is found in this folder
         sys.path.insert(0, os.getcwd())
     program = "python -m agent_envs"
     try:

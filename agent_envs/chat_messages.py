@@ -1,4 +1,4 @@
-"""Messages of a chat, in the forms that APIs, data and chat templates have them."""
+"""Conversions of chat messages between the forms of APIs, data files and chat templates."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 
 
 def read_arguments(call: Message) -> Any:
-    """The arguments of a call as an object; some APIs and files have none, or text."""
+    """Return the arguments of a call as an object; some APIs and files give none, or JSON text."""
     given = call["function"].get("arguments")
     if given in (None, ""):
         return {}
@@ -21,7 +21,7 @@ def read_arguments(call: Message) -> Any:
 
 
 def split_thought_off(message: Message) -> Message:
-    """The thought at the start of a message's content as ``reasoning_content``."""
+    """Move the thought at the start of a message's content to ``reasoning_content``."""
     begun, closed, rest = message["content"].lstrip().partition("</think>")
     if not closed or not begun.startswith("<think>") or message.get("reasoning_content"):
         return message
@@ -29,7 +29,7 @@ def split_thought_off(message: Message) -> Message:
 
 
 def quote_strings(message: Message) -> Message:
-    """A message whose calls hold strings as they stand between quotes."""
+    """Escape the string arguments of a message's calls as between quotes (`quote_free`)."""
     if not (calls := message.get("tool_calls")):
         return message
     quoted = [

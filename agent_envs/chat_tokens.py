@@ -1,7 +1,7 @@
 """A conversation of several turns as token ids.
 
 Sampled ids are kept: only the prompt and observations are encoded, since byte-pair encodings are not bijective. Takes a
-tokenizer of `transformers` and imports none of it.
+tokenizer of `transformers`, but does not import that library.
 """
 
 import json
@@ -30,29 +30,29 @@ _MARK = "\u2063content\u2063"  # stands for a message while a chat template is t
 class ChatTokens(ControlTokens):
     """Turns and observations as ids, by a tokenizer's chat template.
 
-    Functions (the format "native") are written and read as the template does: their schemas are its ``tools``, results are
-    messages of the role "tool". What was sampled stays in the context as it is, also where the template would drop earlier
-    thoughts, or write arguments in another way.
+    Functions (the format "native") are written and read in the syntax of the template: it gets their schemas as ``tools``, and
+    their results as messages of the role "tool". Sampled ids stay in the context unchanged, even if the template would drop
+    earlier thoughts or write arguments differently.
 
     Args:
-        tokenizer: of `transformers`, with a chat template.
-        eos_ids: what the model may end a turn with beside the tokenizer's own eos.
-        thinking: "on" or "off" sets the template's switch (``enable_thinking``, or ``thinking``), "auto" leaves it as it is; a
-            number is "on" where there is a switch.
+        tokenizer: tokenizer of `transformers` with a chat template.
+        eos_ids: ids that may end a turn of the model, in addition to the tokenizer's eos.
+        thinking: "on" or "off" sets the template's switch (``enable_thinking``, or ``thinking``); "auto" leaves it at its
+            default; a number is "on" if there is a switch.
 
     Attributes:
         dialect: how the template writes calls; None if functions cannot be used with it.
-        refusal: why not, in one line.
-        template_options: what the template is given beside messages and tools.
-        opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" if
-            thoughts are the model's to open.
+        refusal: why functions cannot be used, in one line; "" if they can.
+        template_options: arguments that the template gets in addition to messages and tools.
+        opened_thought: how the generation prompt begins a thought, such as ``<think>`` and a line break; "" if the model opens
+            its thoughts itself.
         thought_marks: marks around a thought of the model.
-        end_ids: those that end a turn, whoever wrote them.
-        turn_end_ids: what the template ends a turn with, up to the first of them. A template that writes no end has the token
-            that begins the next message here, which its models sample, or else eos.
+        end_ids: ids that end a turn, sampled or written by the template.
+        turn_end_ids: ids that the template ends a turn with, up to the first control token. If the template writes no end: the
+            token that begins the next message, which its models sample, or else eos.
 
     Raises:
-        ValueError: it has no chat template, or one that rewrites earlier messages; or none with such a switch.
+        ValueError: there is no chat template, or one that fails, leaves out or rewrites messages, or lacks the switch.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = (), thinking: str = "auto"):
@@ -65,7 +65,7 @@ class ChatTokens(ControlTokens):
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         try:
             text = self._render_text(conversation, True)
-        except Exception as error:  # templates are programs, and raise what they like
+        except Exception as error:  # templates are programs and may raise anything
             raise ValueError(f"the chat template cannot write a conversation: {one_line(error)}") from error
         if _MARK not in text:
             raise ValueError("the chat template leaves out messages that are text; use a template for text only")
@@ -74,7 +74,7 @@ class ChatTokens(ControlTokens):
         _, self._turn_end, self._turn_start = text.split(_MARK)
         opens = self._turn_start.rstrip().endswith("<think>")
         self.opened_thought = self._turn_start[self._turn_start.rindex("<think>") :] if opens else ""
-        # The last turn of a conversation may end with another token, which is then the one that is sampled, and begin otherwise.
+        # The last turn of a conversation may begin differently, and end with another token: the one that models sample.
         last = self._render_text(conversation[:2])
         self._last_end = last.partition(_MARK)[2]
         prompt = self._render_text(conversation[:1], True)
@@ -87,11 +87,11 @@ class ChatTokens(ControlTokens):
         self._own_end = self._last_end if self._mark.search(self._last_end) else self._turn_end
         end = self.encode(self._own_end, "\n")
         place = next((place for place, i in enumerate(end, 1) if i in self.control), 0)
-        # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
+        # A model may have several tokens that end its turns, sometimes without eos; an ordinary token is never one.
         self.turn_end_ids = end[:place] or [i for i in [self.eos_id] if i in self.control]
         self.end_ids = {*self._ends, *self.turn_end_ids[-1:]} & self.control.keys()
         self._sample = self.encode(text)
-        # A sampled end of the last turn is no end of a message to templates that write another one there.
+        # The end of earlier turns, if the template ends them with another token than the last turn, whose end is sampled.
         ends = [i for i in self.encode(self._turn_end, "\n") if i in self.control][:1]
         self._other_end = ends if ends != self.turn_end_ids[-1:] else []
         self.refusal = ""
@@ -114,7 +114,7 @@ class ChatTokens(ControlTokens):
 
     def render(self, messages: list[Message], tools: Schemas | None = None, add_generation_prompt: bool = False) -> str:
         """Render messages by the chat template (`to_template`), with the functions that may be called."""
-        # Some templates take an empty list for functions.
+        # Some templates treat an empty list as functions.
         return self._render_any(messages, self.escape_all(tools) or None, add_generation_prompt)
 
     def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
@@ -129,11 +129,11 @@ class ChatTokens(ControlTokens):
         return self._render_any(messages, None, add_generation_prompt)
 
     def _try_system_message(self) -> tuple[bool, str]:
-        """Whether the template writes a system message, and leaves it where it is when the conversation goes on; and what it
-        writes. One that leaves out the role by name, as the tiny model's, does so on purpose."""
+        """Return whether the template writes a system message and keeps it in place in a longer conversation, and the text.
+        A template that names the role but leaves it out, as the tiny model's, does so on purpose: it counts as True."""
         try:
             text = self._render_text([(r, _MARK + r) for r in ("system", "user", "assistant", "user")], True)
-        except Exception:  # a template raises what it likes at a role that it does not know
+        except Exception:  # a template may raise anything at an unknown role
             return False, ""
         place = text.find(_MARK + "system")
         by_name = "system" in str(self.tokenizer.chat_template)
@@ -147,12 +147,12 @@ class ChatTokens(ControlTokens):
         return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
     def text_ids(self, text: str, ended: bool = True, last: bool = False) -> list[int]:
-        """A turn that is text, as the ids after a generation prompt, for teaching it.
+        """Encode a turn of text as the ids after a generation prompt, for training on it.
 
         Args:
-            text: the turn; if it has no thought, it begins as the template begins such turns, with an empty one perhaps.
-            ended: with its end.
-            last: of the conversation, which some templates begin in another way.
+            text: the turn. Without a thought it begins as the template begins such turns, perhaps with an empty thought.
+            ended: whether to add the end of the turn.
+            last: whether the turn is the last of the conversation, which some templates begin differently.
         """
         text = self._continue_prompt(text, last)
         if not ended:
@@ -173,7 +173,7 @@ class ChatTokens(ControlTokens):
         return opening + thought + closing + lead + self._escape_turn(rest.lstrip())
 
     def _escape_turn(self, text: str) -> str:
-        """`escape` for a turn of the agent: the tags of formats may stand after its thought."""
+        """Apply `escape` to a turn of the agent, but keep the tags of formats after its thought."""
         begun, closed, rest = text.partition("</think>")
         opening = "<think>" * begun.lstrip().startswith("<think>")
         if not closed or not (opening or self.opened_thought):
@@ -182,25 +182,25 @@ class ChatTokens(ControlTokens):
         return before + opening + self.escape(thought) + closed + self.escape(rest, {*self.tags, *THINK})
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
-        """The ids of `prompt_messages`, with the functions that may be called."""
+        """Encode `prompt_messages`, with the functions that may be called."""
         return self.encode(self.render(self.prompt_messages(instructions, context), tools, True))
 
     def conversation_ids(self, messages: list[Message], tools: Schemas | None = None) -> list[int]:
-        """The ids of any conversation up to the start of the next turn, with the functions that may be called."""
+        """Encode any conversation up to the start of the next turn, with the functions that may be called."""
         written = self.fold_system([self.to_template(message) for message in messages])
         return self.encode(self.render(written, tools, True))
 
     def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
-        """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
+        """Return the messages before a turn: the instructions as system message, then the first observation or the context."""
         first, *others = [{"role": "user", "content": context}] if isinstance(context, str) else context
-        if first["role"] == "user":  # which may begin with the instructions, if they are nowhere else
+        if first["role"] == "user":  # it may hold the instructions, if not given above
             first = {**first, "content": (self.escape if instructions else self.escape_instructions)(first["content"])}
         messages = [{"role": "system", "content": instructions}, first, *others]
         return self.fold_system([self.to_template(message) for message in messages])
 
     def to_template(self, message: Message) -> Message:
-        """A message as templates want it: the arguments of calls are objects, ids have nine letters or digits; control tokens
-        that are spelled out anywhere stay text."""
+        """Convert a message for templates: the arguments of calls become objects, ids have nine letters or digits. Control
+        tokens that are spelled out anywhere stay text."""
         kept = {**message, "content": message.get("content") or ""}
         if message["role"] == "assistant" and (self.opened_thought or (self.dialect and self.dialect.shows_thought)):
             kept = split_thought_off(kept)
@@ -213,10 +213,10 @@ class ChatTokens(ControlTokens):
             kept["tool_call_id"] = short_id(kept["tool_call_id"])
         thought = kept.pop("reasoning_content", None)
         if thought and self.dialect and not self.dialect.shows_thought:
-            if calls:  # text beside calls is all that there is
+            if calls:  # the template shows no thoughts, only text beside calls
                 kept["content"] = f"{thought}\n\n{kept['content']}".strip()
         elif thought:
-            kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
+            kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss uses the second name
         said, made = kept.pop("content"), kept.pop("tool_calls", None)
         by_role: dict[str, Callable[[str], str]] = {"system": self.escape_instructions, "assistant": self._escape_turn}
         escape = by_role.get(kept["role"], partial(self.escape, allowed=self.tags if kept["role"] == "user" else ()))
@@ -225,8 +225,8 @@ class ChatTokens(ControlTokens):
         return kept | {"tool_calls": self.escape_all(made, self._call_marks)} if made else kept
 
     def continue_prompt(self, text: str) -> str:
-        """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
-        empty if the text has none."""
+        """Return an assistant's text as it follows the generation prompt. If the prompt opened a thought, the text continues it,
+        or closes it empty if the text has no thought."""
         said = text.lstrip()
         if not self.opened_thought or ("</think>" in said and "<think>" not in said.partition("</think>")[0]):
             return text
@@ -235,15 +235,15 @@ class ChatTokens(ControlTokens):
         return self._no_thought + text
 
     def turn_ids(self, message: Message, tools: Schemas | None = None) -> list[int]:
-        """An assistant's message as the ids of a turn with its end, for teaching it.
+        """Encode an assistant's message as a turn with its end, for training on it.
 
         Raises:
-            ValueError: the template cannot write it, or what it writes is not read as these calls.
+            ValueError: the template cannot write the message, or the written turn is not parsed as the same calls.
         """
         text = write_turn(self.render, self.to_template(message), tools)
         calls = message.get("tool_calls") or ()
         wanted = [(call["function"]["name"], read_arguments(call)) for call in calls]
-        if self.dialect and wanted and [name for name, _ in wanted] != ["answer"]:  # results follow
+        if self.dialect and wanted and [name for name, _ in wanted] != ["answer"]:  # results follow, so it is not last
             text = text.removeprefix(self.dialect.last_thought)
         ids = self._cut(self.encode(text, self._turn_start))
         read = self.read_turn(ids, tools)
@@ -253,7 +253,7 @@ class ChatTokens(ControlTokens):
         return ids if ids[-1:] and ids[-1] in self.end_ids else ids + self.end_of(message, tools)
 
     def end_of(self, message: Message, tools: Schemas | None = None) -> list[int]:
-        """The end of a turn that the template writes without one: what the model samples there begins the next message."""
+        """Return an end for a turn that the template writes without one; after calls, the token that begins their results."""
         if not message.get("tool_calls"):
             return self.turn_end_ids
         results = [{"role": "tool", "tool_call_id": "call_0", "name": "function", "content": ""}]
@@ -261,7 +261,7 @@ class ChatTokens(ControlTokens):
         return follows if follows and follows[0] in self.control else self.turn_end_ids
 
     def answer_opening(self, tools: Schemas, thought: str | None = None) -> list[int]:
-        """The beginning of a turn that calls the function ``answer``, after a ``thought`` if there is one, up to its text."""
+        """Encode the beginning of a turn that calls ``answer``: the ``thought``, if any, and the call up to its text."""
         call = to_tool_call("answer", {"text": _MARK}, "answer000")
         turn = self.to_template(
             {"role": "assistant", "content": "", "reasoning_content": thought or "", "tool_calls": [call]}
@@ -269,15 +269,15 @@ class ChatTokens(ControlTokens):
         return self.encode(write_turn(self.render, turn, tools).partition(_MARK)[0], self._turn_start)
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """A turn up to its first end, where sampling stops: a template may go on with a line break, or another end."""
+        """Cut a turn after its first end, where sampling stops: a template may add a line break, or another end."""
         return ids[: next((place for place, id in enumerate(ids, 1) if id in self.end_ids), len(ids))]
 
     def observation_ids(
         self, observation: str | list[Message], after: list[int], tools: Schemas | None = None
     ) -> list[int]:
-        """The ids from a sampled turn ``after`` to the next: its end if not sampled, what came back, the next turn's start.
+        """Encode what is between a sampled turn ``after`` and the next: its end if not sampled, the observation, the next start.
 
-        ``observation``: a text, or messages: what the user said, or the results of all calls of the turn and what follows.
+        ``observation``: a text; a message of the user; or the results of all calls of the turn and any messages after them.
         """
         if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
             observation = observation[0]["content"]
@@ -294,7 +294,7 @@ class ChatTokens(ControlTokens):
         return ids
 
     def _render_results(self, messages: list[Message], tools: Schemas | None) -> str:
-        """What the template writes from the end of a turn to the next: what two renderings differ in."""
+        """Return the template's text from the end of a turn to the next, as the difference of two renderings."""
         calls = [
             to_tool_call(message.get("name") or "function", {"text": _MARK}, message["tool_call_id"])
             for message in messages
@@ -314,7 +314,7 @@ class ChatTokens(ControlTokens):
         return answered[len(call_end) :]
 
     def read_turn(self, ids: list[int], tools: Schemas | None = None) -> Message:
-        """A sampled turn as an assistant's message; its ``error`` is the reason if it is malformed.
+        """Parse a sampled turn as an assistant's message; if it is malformed, ``error`` gives the reason.
 
         Raises:
             ValueError: functions cannot be used with this template.
@@ -340,8 +340,8 @@ class ChatTokens(ControlTokens):
         return message
 
     def decode_action(self, ids: list[int], tools: Schemas | None = None) -> str:
-        """A sampled turn as an action: its text with the thought that the prompt opened, or where there are functions, as only
-        the format "native" has, its message."""
+        """Decode a sampled turn as an action: with functions (only in the format "native") its message as JSON, else its text,
+        including a thought that the prompt opened."""
         if tools:
             return dumps(self.read_turn(ids, tools))
         opening, closing = self.thought_marks
@@ -356,7 +356,7 @@ class ChatTokens(ControlTokens):
         return f"<think>{begun.removeprefix(opening)}{'</think>' * bool(closed)}{rest}"
 
     def _read_channels(self, ids: list[int], family: Family) -> str:
-        """A turn of text from the channel for the user; without one, all of it is a thought that has no end."""
+        """Return thoughts and the message for the user as text; without the latter, all of it is a thought without end."""
         written = self._decode_turn(ids)
         try:
             response = family.read(written, {})
@@ -373,12 +373,12 @@ class ChatTokens(ControlTokens):
         return text if text.lstrip().startswith("<think>") else self.opened_thought + text
 
     def _decode_turn(self, ids: list[int]) -> str:
-        """The text of a turn without its end: calls may be made of control tokens."""
+        """Decode a turn without its end, but with control tokens, which calls may consist of."""
         return self.decode_all(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
 
 
 def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
-    """The options of a chat template that turn thoughts "on" or "off"; none for "auto", or a number where it has no switch."""
+    """Return the template options for ``thinking``; none for "auto", or for a number if the template has no switch."""
     if thinking == "auto":
         return {}
     options = [dict.fromkeys(("enable_thinking", "thinking"), on) for on in (True, False)]
@@ -386,7 +386,7 @@ def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
     write = partial(tokenizer.apply_chat_template, hello, tokenize=False, add_generation_prompt=True)
     try:
         prompts = [write(**each) for each in options]
-    except Exception as error:  # a template raises what it likes
+    except Exception as error:  # a template may raise anything
         raise ValueError(f"the chat template cannot write a conversation: {error}") from error
     if prompts[0] != prompts[1]:
         return options[thinking == "off"]

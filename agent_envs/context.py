@@ -13,7 +13,7 @@ from importlib import import_module
 Messages = list[dict[str, str]]
 Rewriting = Callable[[Messages], Messages]
 _INERT = str.maketrans("<>", "‹›")
-_LINE = 200  # characters of a turn, and of what came back, that a summary keeps
+_LINE = 200  # characters of a turn, and of its observation, that a summary keeps
 
 
 def make_context(spec: str | Rewriting) -> Rewriting | None:
@@ -24,7 +24,7 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
             same with a line for each earlier turn; ``"module:function"``, or a function.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: ``spec`` is none of these.
     """
     if callable(spec):
         return spec
@@ -48,8 +48,8 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
 
 
 def keep_all(messages: Messages) -> Messages:
-    """Keep all messages, and have the chat template write them anew for each turn: it keeps or drops earlier thoughts as the
-    model is used to. With "append" all that was sampled stays, and an episode is one sequence of ids."""
+    """Keep all messages; the chat template writes them again for each turn, and keeps or drops earlier thoughts by its own rule.
+    With "append" instead, all sampled ids stay, and an episode is one sequence of ids."""
     return messages
 
 
@@ -59,7 +59,7 @@ def keep_last(messages: Messages, turns: int) -> Messages:
 
 
 def summarise(messages: Messages, turns: int) -> Messages:
-    """`keep_last` with one line after the task for each turn left out."""
+    """Apply `keep_last`, and add to the task one line for each turn left out."""
     task, *kept = keep_last(messages, turns)
     left_out = messages[1 : len(messages) - len(kept)]
     if not left_out:
@@ -74,6 +74,6 @@ _KINDS = {"window": keep_last, "summary": summarise}
 
 
 def _short(message: dict[str, str]) -> str:
-    # The text of a tool stands outside of its block here: it must not look like a block, nor like a turn.
+    # The text of a tool is outside of its block here, so it must not look like a block or a turn.
     text = " ".join(message["content"][: 4 * _LINE].translate(_INERT).split())
     return text if len(text) <= _LINE else text[: _LINE - 1] + "…"

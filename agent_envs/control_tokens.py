@@ -1,8 +1,7 @@
-"""Control tokens of a tokenizer, and text that never spells one.
+"""Control tokens of a tokenizer, and text that never contains one.
 
-Text has a provenance. A chat template writes control tokens and a format its tags, data write neither: where data spell one
-out, a word joiner breaks it (`ControlTokens.escape`), and it is encoded as the text that it is, without the joiner
-(`ControlTokens.encode`).
+Only a chat template may write control tokens, and only a format its tags. If data spell one out, a word joiner breaks it
+(`ControlTokens.escape`). It is then encoded as ordinary text, without the joiner (`ControlTokens.encode`).
 """
 
 import re
@@ -15,25 +14,25 @@ from agent_envs.formats.base import Format
 
 THINK = ("<think>", "</think>")  # every format has thoughts
 _JOINER = "\u2060"
-# As messages are framed where no special tokens do it.
+# Marks around messages in templates that do not use special tokens for them.
 _MARK_UP = re.compile(r"<\|[^|<>\s]+\|>|</?\w+>|\[/?[A-Z_]+\]")
 _NO_WORD = re.compile(r"[^\w\s]")  # a token that is a word or white space is text
 
 
 class ControlTokens:
-    """A tokenizer of `transformers`, its control tokens told from text.
+    """A tokenizer of `transformers` that keeps control tokens and text apart.
 
     Attributes:
-        control: the control tokens, by their ids; outside text never holds one.
-        tags: those of formats, which some tokenizers have as special tokens.
+        control: the control tokens by id; text from outside never contains one.
+        tags: the tags of formats, which some tokenizers have as special tokens.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = ()):
         self.tokenizer = tokenizer
-        # Attempts at one question read the same, again and again.
+        # Rollouts of one question encode the same texts many times.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
-        # Padding is masked, so without a token for it any will do.
+        # Padding is masked, so any token will do if the tokenizer has none for it.
         self.pad_id = next(i for i in (tokenizer.pad_token_id, self.eos_id, 0) if i is not None)
         self._ends = {self.eos_id, *({*eos_ids} - _find_closing_tags(tokenizer))}
         # Some tokenizers put a space before a text that is encoded alone.
@@ -43,13 +42,13 @@ class ControlTokens:
         }
         self._token = _any_of(token.content for token in self._added.values())
         self.tags: set[str] = set()
-        self._instructions: dict[str, None] = {}  # that formats wrote, the last ones
+        self._instructions: dict[str, None] = {}  # the latest that formats wrote
         self._written = self._around_calls = (
-            ""  # what holds the tokens that the template writes around messages and calls
+            ""  # texts with the tokens that the template writes around messages and calls
         )
 
     def _find_control(self, written: str, around_calls: str) -> None:
-        """Find the control tokens of a template by conversations that it wrote, without calls and with one."""
+        """Find the control tokens of a template in texts that it wrote: ``written`` has no calls, ``around_calls`` has one."""
         self._written, self._around_calls = written, around_calls
         kept = {*self.tags, *THINK}
         around = {*self._encoded(written), *self._ends} & self._added.keys()
@@ -60,21 +59,21 @@ class ControlTokens:
             for i, token in self._added.items()
             if i in around or ((token.special or i in of_calls) and token.content not in kept)
         }
-        # What a template writes around messages may be several tokens, as [INST] and <|user|> are to some tokenizers.
+        # A mark around messages may be several tokens, as [INST] and <|user|> are in some tokenizers.
         texts = {*_MARK_UP.findall(written)} - {*THINK}
         self._frames = {*self.control.values(), *texts, *(t.content for t in self._added.values() if t.content in kept)}
         self._call_marks = {*_MARK_UP.findall(around_calls)} - self._frames
         marks = self._frames | self._call_marks | self.tags
         self._mark = _any_of(marks)
-        # Those in outside text that the tokenizer would read as one token, and tags, are broken while they are encoded only.
+        # Broken tags, and broken text that is one token to the tokenizer, lose the joiner when they are encoded.
         parted = [*(token.content for token in self._added.values()), *self.tags, *THINK]
         self._broken = re.compile(
             "|".join(f"(?<={re.escape(t[:1])}){_JOINER}(?={re.escape(t[1:])})" for t in parted) or r"(?!)"
         )
 
     def keep(self, *formats: Format) -> None:
-        """Let turns and instructions of these formats hold their tags, also those that the tokenizer has as special tokens. Every
-        other special token is control, and so is every token that the template writes around messages."""
+        """Allow the tags of these formats in turns and instructions, even if the tokenizer has them as special tokens. All other
+        special tokens are control tokens, as are all tokens that the template writes around messages."""
         tags = self.tags.union(*(format.tags for format in formats))
         for format in formats:
             self._instructions[format.instructions().strip()] = None
@@ -85,16 +84,16 @@ class ControlTokens:
             self._find_control(self._written, self._around_calls)
 
     def escape(self, text: str, allowed: Iterable[str] = ()) -> str:
-        """Break spelled-out control tokens, and other marks of templates and formats than those ``allowed``, so that they stay
+        """Break spelled-out control tokens and other marks of templates and formats, except those ``allowed``, so that they stay
         text."""
         return self._mark.sub(lambda found: found[0] if found[0] in allowed else _break(found), text)
 
     def escape_all(self, value: Any, allowed: Iterable[str] = ()) -> Any:
-        """`escape` for all texts in a JSON value, names too."""
+        """Apply `escape` to all strings in a JSON value, including names."""
         return map_texts(value, lambda text: self.escape(text, allowed))
 
     def escape_instructions(self, text: str) -> str:
-        """`escape` for instructions, of which a format wrote the last part."""
+        """Apply `escape` to instructions, but keep the tags in the part that a format wrote."""
         written = [own for own in self._instructions if own]
         own = next((own for own in written if text.endswith(own)), None) or next(
             (own for own in written if own in text), None
@@ -103,7 +102,7 @@ class ControlTokens:
         return self.escape(before) + self.escape(own, {*self.tags, *THINK}) + self.escape(after)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """Encode a text, or a piece of one in its place ``after`` another, without the ids that a tokenizer adds around it."""
+        """Encode a text, as it follows the text ``after``, without the ids that a tokenizer adds around it."""
         if _JOINER not in text:
             return self._encode_piece(text, after)
         ids: list[int] = []
@@ -121,7 +120,7 @@ class ControlTokens:
         return list(self._encoded(text))
 
     def decode_all(self, ids: list[int]) -> str:
-        """The text of ids with control tokens; one that other tokens spell out is broken, so it is not read as that token."""
+        """Decode ids with control tokens; one that other tokens spell out is broken, so it is not read as that token."""
         text = self._decode(ids)
         if all(text.count(token.content) <= ids.count(i) for i, token in self._added.items() if token.content in text):
             return text
@@ -129,11 +128,11 @@ class ControlTokens:
         return "".join(said if own else self._token.sub(_break, said) for own, said in runs)
 
     def unbroken(self, value: Any) -> Any:
-        """A JSON value with the texts that were broken, as they were."""
+        """Remove the joiners from broken tokens and tags in all strings of a JSON value."""
         return map_texts(value, lambda text: self._broken.sub("", text))
 
     def decode(self, ids: list[int], marks: str = "") -> str:
-        """The text of ids, without control tokens except those in ``marks``."""
+        """Decode ids without control tokens, except those in ``marks``."""
         kept = [i for i in ids if i not in self.control or self.control[i] in marks]
         return self._decode(kept)
 
@@ -143,7 +142,7 @@ class ControlTokens:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with all its texts changed, names too."""
+    """Apply ``change`` to all strings of a JSON value, including names."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -22,16 +22,16 @@ Reply with one word, yes or no."""
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
-_SILENT = 2  # the retry, after two seconds or so, with which the user is told
-_UNCLEAR = 3  # replies without a verdict, after which there will be none
-_KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environments of the process
+_SILENT = 2  # the retry, after about two seconds, at which the user is warned
+_UNCLEAR = 3  # replies without a verdict after which the judge gives up
+_KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, shared by all environments of the process
 
 
 class Judge:
-    """Judge an answer by a model: 1.0 right, 0.0 wrong, None without a verdict.
+    """Judge an answer with a language model: 1.0 if it is right, 0.0 if it is wrong, None without a verdict.
 
-    Equal questions are asked once. The policy may learn to persuade the judge: tags in the prediction are escaped and it is cut
-    to 500 characters, but watch ``em`` beside this term.
+    Equal requests are sent once. Tags in the prediction are escaped, and it is cut to 500 characters. The policy may still
+    learn to persuade the judge, so compare this term with ``em``.
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
@@ -52,7 +52,7 @@ class Judge:
         self.timeout, self.retries = timeout, retries
 
     def __call__(self, question: str, golds: Sequence[str], prediction: str) -> float | None:
-        """The verdict on an answer. Raises RuntimeError: the endpoint cannot be reached."""
+        """Return the verdict on an answer. Raises RuntimeError if the endpoint does not answer."""
         if not prediction.strip():
             return 0.0
         key = (self.url, self.model, question, *golds, prediction)
@@ -69,13 +69,13 @@ class Judge:
         return None
 
     def _complete(self, content: str) -> str:
-        key = os.environ.get(self.key_variable, "").strip()  # a newline in a header is an error that shows the key
-        prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some think first
+        key = os.environ.get(self.key_variable, "").strip()  # a newline in a header gives an error that shows the key
+        prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some models think first
         try:
             client = _make_client(self.url, key, self.timeout, self.retries)
             reply = client.chat.completions.create(model=self.model, temperature=0, **prompt)
             return str(reply.choices[0].message.content)
-        except Exception as error:  # of the client, or at a reply of another shape
+        except Exception as error:  # of the client, or for a reply of another form
             raise RuntimeError(f"the judge at {self.url} does not answer: {type(error).__name__}: {error}") from error
 
 

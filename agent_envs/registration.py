@@ -15,7 +15,7 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "HotpotQA": (_QA, {"benchmark": "hotpotqa"}),
     "2WikiMultihopQA": (_QA, {"benchmark": "2wikimultihopqa"}),
     "MuSiQue": (_QA, {"benchmark": "musique"}),
-    "Bamboogle": (_QA, {"benchmark": "bamboogle", "split": "validation"}),  # it has no other
+    "Bamboogle": (_QA, {"benchmark": "bamboogle", "split": "validation"}),  # its only split
     "NQ": (_QA, {"benchmark": "nq"}),
     "TriviaQA": (_QA, {"benchmark": "triviaqa"}),
     "PopQA": (_QA, {"benchmark": "popqa", "split": "validation"}),
@@ -43,7 +43,7 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "WebShop": ("agent_envs.tasks.webshop:WebShopEnv", {}),
     "Mixture": ("agent_envs.tasks.mixture:MixtureEnv", {}),
 }
-SEARCHES = {  # what each id of the one search environment asks, for lists
+SEARCHES = {  # descriptions of the ids that share QAEnv, for `list`
     "QA": "Answer your own questions from your own passages.",
     "HotpotQA": "Answer HotpotQA's questions by search: bridges and comparisons, two hops.",
     "2WikiMultihopQA": "Answer 2WikiMultihopQA's questions by search: two to four hops, from Wikidata.",
@@ -73,13 +73,13 @@ def register_all() -> None:
 
 
 def full_id(name: str) -> str:
-    """ "AgentR1/MiniWiki-v0" for "MiniWiki", "MiniWiki-v0" and itself; any other name is left as it is."""
+    """Return "AgentR1/MiniWiki-v0" for "MiniWiki" and "MiniWiki-v0"; any other name is returned unchanged."""
     own = f"AgentR1/{name}" if re.search(r"-v\d+$", name) else f"AgentR1/{name}-v0"
     return own if own in IDS else name
 
 
 def nearest_names(name: str) -> list[str]:
-    """The registered names nearest to an unknown id, at most three; those of this suite in short."""
+    """Return the registered names nearest to an unknown id, at most three; names of this suite are shortened."""
     short = {f"AgentR1/{own}-v0": own for own in _TASKS}
     known = {short.get(id, id).lower(): short.get(id, id) for id in gymnasium.registry if "/" in id}
     wanted = re.sub(r"-v\d*$", "", name.removeprefix("AgentR1/")).lower()

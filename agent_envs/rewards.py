@@ -20,7 +20,7 @@ Term = Callable[[TurnContext], float]
 
 
 class _Term:
-    """Prints as ``SAYS``, filled with the fields of the term."""
+    """Base of the terms here; prints as ``SAYS``, filled in with the fields of the term."""
 
     SAYS: ClassVar[str]
 
@@ -33,7 +33,7 @@ class _Term:
 
 @dataclass(frozen=True)
 class Metric(_Term):
-    """A metric that the task reports of this turn; 0 without one."""
+    """A metric that the task reports for this turn; 0 if it reports none."""
 
     name: str
     SAYS = "{name}"
@@ -54,7 +54,7 @@ class PerTurn(_Term):
 
 @dataclass(frozen=True)
 class Invalid(_Term):
-    """1 for a malformed turn, or one with a failed call."""
+    """1 for a malformed turn, or one with a call that failed by the agent's mistake."""
 
     SAYS = "1 for an invalid turn"
 
@@ -74,12 +74,12 @@ class Repeat(_Term):
 
 @dataclass(frozen=True)
 class Format(_Term):
-    """Share of well-formed turns, in a last turn that answers.
+    """Share of well-formed turns, in a last turn that answers; 0 in any other turn.
 
-    Cut turns do not count. 0 in any other turn.
+    Cut turns count only if they are malformed, too.
     """
 
-    SAYS = "share of readable turns, once there is an answer"
+    SAYS = "share of well-formed turns, once there is an answer"
 
     def __call__(self, context: TurnContext) -> float:
         if not context.done or context.turn.answer is None:
@@ -100,8 +100,8 @@ class Thought(_Term):
 
 @dataclass(frozen=True)
 class ThoughtfulFormat(_Term):
-    """½ for each turn of a thought and one call, and ½ for a last turn of a thought and an answer; 1 at most.
-    Source: Agent-R1's ``qa_em_and_format.py``, which does not read the call either."""
+    """½ for each earlier turn with a thought and one call, and ½ if this turn has a thought and an answer; 1 at most.
+    Source: Agent-R1's ``qa_em_and_format.py``, which does not check the content of the call either."""
 
     SAYS = "½ for each turn of a thought and a call or the answer, 1 at most"
 
@@ -133,7 +133,7 @@ class Shaping(_Term):
 class Gain(_Term):
     """Growth of a metric in this turn.
 
-    The optimum moves towards the metric, which must be bounded.
+    This term moves the optimal policy towards the metric, which must be bounded.
     """
 
     metric: str
@@ -196,8 +196,8 @@ class Minus(_Term):
 class Reward(Mapping[str, tuple[float, Term]]):
     """A weighted sum of named terms.
 
-    Example: ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``. Calling it gives the share of each term by
-    name. Terms of weight 0 are left out.
+    Example: ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``. Calling it returns the weighted value of
+    each term by name. Terms of weight 0 are left out.
     """
 
     def __init__(self, **terms: tuple[float, Term]):
@@ -233,7 +233,7 @@ class Reward(Mapping[str, tuple[float, Term]]):
         return set().union(*(_metrics_of(term) for _, (_, term) in self._counting))
 
     def with_gamma(self, gamma: float) -> Reward:
-        """The same terms with another discount in those that have one."""
+        """Return the same terms, with this discount in those that have one."""
         _check_number("gamma", gamma)
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {gamma}")
@@ -241,7 +241,7 @@ class Reward(Mapping[str, tuple[float, Term]]):
 
 
 def _metrics_of(term: object) -> set[str]:
-    """Names of metrics are the only texts in our own terms; what those of others read is not known."""
+    """Return the metrics that a term reads: the only strings in terms of this module. For other terms they are unknown."""
     parts = vars(term).values() if isinstance(term, _Term) else ()
     inner = (_metrics_of(part) for part in parts if isinstance(part, _Term))
     return {part for part in parts if isinstance(part, str)}.union(*inner)
@@ -253,8 +253,9 @@ def make_reward(
     """Make the reward that an environment was asked for.
 
     Args:
-        requested: None for the default; the name of a preset; a `Reward`; or a mapping put over the default: a weight, or
-            a (weight, term) pair, by name. In it ``"preset"`` names what to start from and ``"gamma"`` sets the discount.
+        requested: None for the default; the name of a preset; a `Reward`; or a mapping from names to weights, or to
+            (weight, term) pairs, which overrides the default. Its key ``"preset"`` names a preset to start from instead, and
+            ``"gamma"`` sets the discount.
 
     Raises:
         ValueError: an unknown preset or term, or a weight that is not a finite number.
@@ -296,7 +297,7 @@ def _check_number(name: str, value: Any) -> None:
 def _with_gamma(term: Term, gamma: float) -> Term:
     if isinstance(term, Shaping):
         return replace(term, gamma=gamma)
-    if not isinstance(term, _Term):  # a function, or a field of a term
+    if not isinstance(term, _Term):  # a plain function, or another field of a term
         return term
     inner = {field.name: _with_gamma(getattr(term, field.name), gamma) for field in fields(term)}
     return replace(term, **inner)

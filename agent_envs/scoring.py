@@ -10,7 +10,7 @@ Differences from the scripts; the first three are stricter, the last one is not:
 
 - A gold that normalises to nothing ("A+", "The", "!!!") is compared as written, without case and outer white space. The scripts
   give full marks for an empty answer, or for "the". A prediction that normalises to nothing matches no other gold.
-- HotpotQA's rule for yes, no and noanswer holds for the F1 of all benchmarks; of the others only 2WikiMultihopQA's script has it.
+- HotpotQA's rule for yes, no and noanswer holds for the F1 of all benchmarks; of the other scripts only 2WikiMultihopQA's has it.
 - An empty gold support set scores 0; the scripts count exact match for predicting nothing.
 - GSM8K's numbers are compared as numbers, so 8.0 is 8. The prediction needs no mark ####.
 """
@@ -91,7 +91,7 @@ def normalize_number(text: str) -> str:
 
 
 def normalize_own(text: str) -> str:
-    """Normalise for questions of one's own: as `normalize_answer`, but punctuation with a meaning stays.
+    """Normalise for your own questions: as `normalize_answer`, but punctuation with a meaning stays.
 
     Examples: -5, 1.5, 10:15, C++, x<y. An answer that is an article, such as option A, is compared too.
     """
@@ -126,7 +126,7 @@ def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = n
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
     """Return 1.0 if a normalised gold is part of the prediction.
 
-    Cover EM: to report, never to reward.
+    This is cover EM: report it, but avoid it as a reward, except to reproduce Agent-R1.
     """
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
@@ -149,7 +149,7 @@ def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer =
 def support_scores(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Scores:
     """Score a set of supporting facts, `(title, sentence index)` pairs, or of titles.
 
-    2WikiMultihopQA's script lower-cases the titles first.
+    2WikiMultihopQA's script lower-cases the titles first; this function does not.
     """
     predicted, gold = set(predicted), set(gold)
     hits = len(predicted & gold)
@@ -178,10 +178,10 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean (Efron 1979).
 
-    Resamples of values that are all 0, or all 1, do not vary: the interval is then the exact one of a share (Clopper and
+    If all values are 0, or all are 1, resamples do not vary: the interval is then the exact one of a proportion (Clopper and
     Pearson 1934).
 
-    Raises a ValueError without values, or if `confidence` is not between 0 and 1.
+    Raises a ValueError if there are no values, or if `confidence` is not between 0 and 1.
     """
     if len(values) == 0:
         raise ValueError("a bootstrap interval needs at least one value")
@@ -192,7 +192,7 @@ def bootstrap_interval(
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     size = int(counts.sum())
     if len(distinct) == 1 and distinct[0] in (0, 1):
-        furthest = ((1 - confidence) / 2) ** (1 / size)  # at this share, so many in a row have that probability
+        furthest = ((1 - confidence) / 2) ** (1 / size)  # where `size` hits in a row have this probability
         return (furthest, 1.0) if distinct[0] else (0.0, 1 - furthest)
     resamples = np.random.default_rng(seed).multinomial(size, counts / size, size=samples)
     low, high = np.quantile(resamples @ distinct / size, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -200,17 +200,17 @@ def bootstrap_interval(
 
 
 def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> tuple[list[str], set[str]]:
-    """The normalised golds that are not empty, and the others as written, in lower case."""
+    """Return the normalised golds that are not empty, and those that lose all text, as written but in lower case."""
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")
     normalized = [(gold, normalize(gold)) for gold in golds]
-    # Not so "none" as a number: other normalizers leave something of it.
+    # Golds such as "none", of which only `normalize_number` leaves nothing, are not among the latter.
     bare = (gold.strip().lower() for gold, left in normalized if not left and not normalize_answer(gold))
     return [left for _, left in normalized if left], {*bare} - {""}
 
 
 def _is_bare(prediction: str, bare: set[str]) -> bool:
-    """Whether the prediction is written as a gold that nothing is left of."""
+    """Whether the prediction is written as a gold that normalises to nothing."""
     return prediction.strip().lower() in bare
 
 
@@ -219,7 +219,7 @@ def _score_one(predicted: str, gold: str) -> Scores:
     if predicted == gold:
         return _ONE
     if not predicted or predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
-        return _ZERO  # HotpotQA's rule: "no one" earns nothing where the gold is "no", nor the other way round
+        return _ZERO  # HotpotQA's rule: "no one" scores 0 if the gold is "no", and the other way round
     predicted_tokens, gold_tokens = predicted.split(), gold.split()
     shared = (Counter(predicted_tokens) & Counter(gold_tokens)).total()
     return _scores(0.0, shared / len(predicted_tokens), shared / len(gold_tokens))

@@ -20,8 +20,8 @@ class AnyText(Text):
     """Any string of up to ``max_length`` characters.
 
     ``gymnasium.spaces.Text`` checks each character against a set, and a full Unicode set costs hundreds of megabytes.
-    Here membership is a matter of type and length only; ``sample`` draws printable characters, and now and then puts
-    one of ``phrases`` among them, so that a random agent also exercises what well-formed turns do.
+    Here only type and length decide membership. ``sample`` draws printable characters or, more often, one of ``phrases``,
+    so that a random agent also takes well-formed turns.
     """
 
     def __init__(self, max_length: int = LONGEST, phrases: tuple[str, ...] = (), seed: int | None = None):
@@ -33,7 +33,7 @@ class AnyText(Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """Printable noise of 1 to 39 characters, a phrase, or a phrase after noise. Masks have no meaning here."""
+        """Draw 1 to 39 printable characters, a phrase, or both in this order. Masks and probabilities are ignored."""
         noise = "".join(self.np_random.choice(self.character_list, self.np_random.integers(1, 40)))
         if not self.phrases or self.np_random.random() < 0.3:
             return noise[: self.max_length]
@@ -49,12 +49,12 @@ class AnyText(Text):
 
 @create_shared_memory.register(AnyText)
 def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> None:
-    """Gymnasium keeps a text in an array of its longest length, and its AsyncVectorEnv then returns zeros."""
+    """Reject shared memory: Gymnasium keeps a text there in an array of its maximum length, and then returns zeros."""
     raise ValueError("text does not live in shared memory: leave vectorization_mode out, or give shared_memory=False")
 
 
 def example_turns(tools: Sequence[Tool], answers: bool) -> list[Turn]:
-    """A well-formed turn for each tool, and an answer where there may be one."""
+    """Return a well-formed turn for each tool, and one with an answer if ``answers``."""
     calls = [ToolCall(tool.name, _example({"type": "object", **tool.parameters}, tool.parameters)) for tool in tools]
     turns = [Turn(calls=(call,)) for call in calls]
     return turns + [Turn(answer=_WORDS)] * answers
@@ -63,9 +63,9 @@ def example_turns(tools: Sequence[Tool], answers: bool) -> list[Turn]:
 def _example(
     schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None
 ) -> Any:
-    """A value that fits a JSON schema, for schemas of the kind that functions have; "the first town" where it is beyond
-    what is read here. ``within``: the references that were followed, as a schema may hold itself. ``parts`` counts the
-    parts of the value, of which a small schema may ask for billions."""
+    """Return a value that fits a JSON schema of a function's arguments; "the first town" for parts that are not understood.
+    ``within``: the references followed so far, since a schema may contain itself. ``parts`` counts the parts of the value,
+    since a small schema may ask for billions."""
     parts = itertools.count() if parts is None else parts
     if not isinstance(schema, dict) or next(parts) > 1000:
         return _WORDS

@@ -6,7 +6,7 @@ from agent_envs.chat_tokens import ChatTokens
 
 
 class StopChecker:
-    """Whether a turn ends, by a token or a stop string outside of thoughts.
+    """Check whether a turn ends, by an end token or a stop string outside of thoughts.
 
     Attributes:
         may_end: the tokens that a turn can end with.
@@ -19,16 +19,16 @@ class StopChecker:
         self._event = re.compile("|".join(map(re.escape, ("<think>", "</think>", *policy.thought_marks, *stop))))
         last_characters = {s[-1] for s in stop}
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
-        # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
-        # A token that holds only a part of a character is decoded to U+FFFD; it may hold the last part of that one.
+        # Only a token that holds the last character of a stop string can complete it, so no other token is checked.
+        # A token that holds a part of a character is decoded to U+FFFD; it may hold the last part of such a character.
         self.may_end = self._end_ids | {
             i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in last_characters)
         }
-        # Tokens of at least a byte each, and those of a character that comes before.
+        # Number of last tokens that surely hold a stop string: each has at least a byte; 4 are for a character before it.
         self._tail = 4 + max((len(s.encode()) for s in stop), default=0)
 
     def __call__(self, tokens: list[int]) -> bool:
-        """Whether the last of a turn's tokens ends it, which none before it did."""
+        """Whether the last token ends the turn, provided that no earlier token did."""
         if tokens[-1] not in self.may_end:
             return False
         if tokens[-1] in self._end_ids:
@@ -37,8 +37,8 @@ class StopChecker:
         return any(s in tail for s in self._stop) and not self._is_thought(tokens)
 
     def _is_thought(self, tokens: list[int]) -> bool:
-        """Whether the last stop string is in a thought: what comes before it tells, a tag, or a stop string that did not
-        end the turn, so one in a thought. Reads no further back than that, so all calls for a turn take linear time."""
+        """Whether the last stop string is in a thought. The tag or stop string before it decides: an earlier stop string did
+        not end the turn, so it was in a thought. Nothing before that is read, so all calls for a turn take linear time."""
         width = self._tail
         while True:
             width *= 2
@@ -51,5 +51,5 @@ class StopChecker:
                 return self._begins_inside
 
     def cut(self, tokens: list[int]) -> list[int]:
-        """A turn up to the token that ends it; all of it where none does."""
+        """Return a turn up to the token that ends it, or all of it if none does."""
         return next((tokens[:n] for n in range(1, len(tokens)) if self(tokens[:n])), tokens)

@@ -1,4 +1,4 @@
-"""Texts in tokens, for the budgets of episodes and passages."""
+"""Token counts of texts, for the budgets of episodes and passages."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +31,7 @@ class TokenCounter:
 
 @lru_cache(maxsize=4)
 def _load_tokenizer(name: str) -> Any:
-    """Once a process: the environments of a vector share one."""
+    """Load a tokenizer, once per process: the environments of a vector share it."""
     import tokenizers
 
     path = Path(name).expanduser()

@@ -32,20 +32,20 @@ class ToolEnv(gymnasium.Env[str, str]):
     A subclass is a task. It defines how an episode starts (`begin`), the outcome of each turn (`evaluate_turn`) and its reward
     (`REWARD`, weighted terms; `PRESETS`, others by name).
 
-    ``step`` is `parse` and `resolve`; between them, a vector of environments runs all calls in one batch.
+    ``step`` calls `parse`, runs the calls, and calls `resolve`. A vector runs the calls of its environments in one batch.
 
     Args:
-        tools: tools of the agent; a plain function with type hints and a docstring is one (see `FunctionTool`).
+        tools: tools of the agent, also plain functions with type hints and a docstring (see `FunctionTool`).
         instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds the syntax of calls.
         format: syntax of turns: "tags", "ragen", "hermes", "react" or "native"; or your own, a subclass of `Format` or
             ``"module:Class"``.
         answers: whether the agent ends the episode with a final answer.
         max_turns: turns after which the episode is truncated.
-        max_calls: a turn with more calls is invalid.
-        max_total_calls: calls of the episode; a turn that would exceed them is invalid.
-        max_tokens: tokens of the first observation, turns and replies after which the episode is truncated. A turn too long for
-            the rest is rejected. The system prompt does not count.
-        tokenizer: counts these tokens: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
+        max_calls: calls per turn; a turn with more calls is invalid.
+        max_total_calls: calls per episode; a turn that would exceed them is invalid.
+        max_tokens: tokens of the first observation, turns and replies, after which the episode is truncated. A turn that exceeds
+            the remaining tokens is rejected. The system prompt does not count.
+        tokenizer: tokenizer for this count: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
         context: what the agent sees of its past, see `agent_envs.context.make_context`. A rewritten context is in
             ``info["context"]``.
         rewards: see `agent_envs.rewards.make_reward`.
@@ -57,7 +57,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     action_space: AnyText
     observation_space: AnyText
     first_observation: str
-    # To the last turn, a text for each call, or one that says why it was rejected; without the tags of the format.
+    # The reply to the last turn without the tags of the format: a text per call, or one with the reason of a rejection.
     feedback: list[str]
     results: list[ToolResult]  # of the last turn's calls
     # Set by the trainer for one episode: whether its model can read the next prompt (the observation, or a rewritten context)
@@ -67,13 +67,13 @@ class ToolEnv(gymnasium.Env[str, str]):
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
     PRESETS: ClassVar[Mapping[str, Reward]] = {}
-    PRIMARY_METRIC: ClassVar[str] = "success"  # of the last turn, how well the task was done, in [0, 1]
+    PRIMARY_METRIC: ClassVar[str] = "success"  # in [0, 1]: how well the task was done, as of the last turn
     TAKES_NOISE_SEED: ClassVar[bool] = False  # has the reset option "noise_seed": same instance, other random outcomes
     SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.scripts
 
     questions: "Sequence[Question] | None" = None
-    """The fixed list of questions of the split, or None if instances are made from seeds. The trainer takes an environment
-    that has one for a `QAEnv`: Naive RAG searches for the questions, and their answers are scored by ``task``."""
+    """The fixed list of questions of the split, or None if instances are made from seeds. The trainer treats an
+    environment with such a list as a `QAEnv`: naive RAG searches for the questions, and ``task`` scores the answers."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise TypeError(f"render_mode must be None or 'ansi', got {render_mode!r}")  # SB3 then does without one
+            raise TypeError(f"render_mode must be None or 'ansi', got {render_mode!r}")  # SB3 then retries without it
         made = [_as_tool(tool) for tool in tools]
         self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
         self.instructions, self.answers = instructions, answers
@@ -119,35 +119,35 @@ class ToolEnv(gymnasium.Env[str, str]):
     # -- what a task defines ---------------------------------------------------------------------------------------
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Start an episode: the first observation and its info. Use no randomness but ``self.np_random``."""
+        """Start an episode and return the first observation and info. All randomness must come from ``self.np_random``."""
         raise NotImplementedError
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         """Evaluate a turn: its metrics, and whether it ends the task.
 
         Args:
-            turn: the parsed turn; ``turn.error`` is set where it was rejected.
-            results: of ``turn.calls``, in order.
-            done: the episode ends with this turn in any case (a final answer, or a budget is used up).
+            turn: the parsed turn; ``turn.error`` is set if it was rejected.
+            results: the results of ``turn.calls``, in order.
+            done: whether the episode ends with this turn in any case (a final answer, or a budget is used up).
         """
-        raise NotImplementedError(f"{type(self).__name__} has no evaluate_turn: what did the turn come to?")
+        raise NotImplementedError(f"{type(self).__name__} has no evaluate_turn: define it to return a TurnOutcome")
 
     def state_text(self) -> str:
-        """Return what the agent is shown again after a failed turn, such as the board of a game."""
+        """Return the text that the agent is shown again after a failed turn, such as the board of a game."""
         return ""
 
     def anchor(self) -> Hashable | None:
         """A label of the state before the next turn, equal for rollouts at the same point (GiGPO's groups); None if unknown.
 
-        By default `state_text` or, without one, all that successful calls have returned, in any order. Leave budgets out of it.
+        By default `state_text`, or if that is empty, all results of successful calls, in any order. Do not include budgets.
         """
         return self.state_text() or frozenset(map(_digest, self._learned))
 
     def describe_instance(self) -> dict[str, Any]:
         """Describe the running instance from its data, for records and never for the agent.
 
-        Any of ``id``, ``golds`` (accepted answers), ``kind`` (a dict, such as its ``type`` and ``hops``) and ``supporting``
-        (names of what supports the answer).
+        Optional keys: ``id``, ``golds`` (accepted answers), ``kind`` (a dict, such as its ``type`` and ``hops``) and
+        ``supporting`` (names of what supports the answer).
         """
         return {}
 
@@ -157,7 +157,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     @property
     def active_env(self) -> "ToolEnv":
-        """This environment; of a mixture, the one of the current task."""
+        """This environment; in a mixture, the environment of the current task."""
         return self
 
     def found_evidence(self) -> list[bool]:
@@ -168,7 +168,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Choose the split of a task without splits of its own: "validation" has seeds that training never draws.
 
         Raises:
-            ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and is on another.
+            ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own and uses another.
         """
         own = getattr(self, "split", None)
         if own is None:
@@ -176,14 +176,14 @@ class ToolEnv(gymnasium.Env[str, str]):
         elif own != split:
             name = type(self).__name__
             raise ValueError(
-                f"{name} has splits of its own: make it with split={split!r}; a function that makes it takes split"
+                f"{name} has splits of its own: make it with split={split!r}; a function that makes it must take split"
             )
 
     def use_format(self, name: str | None) -> None:
-        """Have turns written in another format from the next episode on; None is the one that the environment was made with.
+        """Set the format of turns from the next episode on; None restores the one that the environment was made with.
 
         Raises:
-            ValueError: these tools cannot be called in it.
+            ValueError: these tools cannot be called in this format.
         """
         self.format = make_format(name, list(self.tools.values()), answers=self.answers) if name else self._own_format
 
@@ -193,7 +193,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Start an episode. Returns the first observation and an info with ``instructions``, the system prompt.
 
         Raises:
-            ValueError: the seed is no integer or below 0, the task has no such option, or ``max_tokens`` lacks a tokenizer.
+            ValueError: the seed is no integer or below 0, an option is unknown, or ``max_tokens`` lacks a tokenizer.
         """
         if not isinstance(seed, int | None) or (seed or 0) < 0:
             raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
@@ -202,11 +202,11 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise ValueError(
                 "max_tokens needs something that counts them: give tokenizer=, or set env.unwrapped.count_tokens"
             )
-        self._running, self.fits = False, None  # the former stays so where begin() rejects the options
+        self._running, self.fits = False, None  # _running stays False if begin() rejects the options
         self.history = History()
         self._metrics: dict[str, float] = {}
         self._made: set[str] = set()  # the calls of earlier turns
-        self._learned: set[tuple[str, str]] = set()  # what tools said, by name
+        self._learned: set[tuple[str, str]] = set()  # (tool, result) of successful calls
         observation, info = self.begin(options or {})
         self.first_observation, self.tokens = observation, self._count(observation)
         instructions = self.system_prompt
@@ -222,8 +222,8 @@ class ToolEnv(gymnasium.Env[str, str]):
 
         Args:
             action: the text of the turn.
-            cut: sampling reached its limit before the turn ended, so the turn is no action, whatever it holds. One that was cut
-                after an action had begun, inside a thought or at the model's last position has no price of an invalid turn.
+            cut: whether sampling reached its limit before the turn ended, so that the turn is no action, whatever it holds.
+                The term `Invalid` is 0 if it was cut after an action had begun, in a thought, or at the model's last position.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.
@@ -233,16 +233,16 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
 
     def parse(self, action: str, cut: bool = False) -> Turn:
-        """First half of a step: what the agent wants. Changes nothing."""
+        """Parse a turn and check its limits: the first half of a step. Changes no state."""
         if not self._running:
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
         if not isinstance(action, str):
             raise ValueError(f"an action is the text of an assistant turn, got {type(action).__name__}")
-        if self.max_tokens is not None and self.tokens + self._count(action) > self.max_tokens:
-            return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
         if cut:
             return CUT if turn.error is None or turn.unfinished else replace(turn, cut=True)
+        if self.max_tokens is not None and self.tokens + self._count(action) > self.max_tokens:
+            return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         count = len(turn.calls)
         if count > self.max_calls:
             return Turn(error=f"A turn may hold {self.max_calls} calls at most, this one has {count}.")
@@ -251,7 +251,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return turn
 
     def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
-        """Second half of a step: what that means for state and reward, given the results of ``turn.calls``."""
+        """Apply a turn and the results of ``turn.calls`` to the state, and reward it: the second half of a step."""
         answered, self.feedback, self.results = turn.answer is not None, [], results
         observation = "" if answered else self._observe(turn, results)
         number = len(self.history.turns) + 1
@@ -289,12 +289,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         return observation, float(sum(terms.values())), terminated, truncated, info
 
     def render(self) -> str | None:
-        """The conversation so far, one paragraph a turn; `printable`, since it goes to a terminal."""
+        """Return the conversation so far as text that is safe to print (`printable`); None without a ``render_mode``."""
         return printable("\n".join(self._transcript)) if self.render_mode == "ansi" else None
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The formats that a turn may have to be written in: one, but in a mixture."""
+        """The formats in which turns may have to be written: one, except in a mixture."""
         return (self.format,)
 
     @property
@@ -304,13 +304,13 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
-        """The task in a sentence or two, and how the format wants turns written."""
+        """The task in a sentence or two, and how to write turns in the format."""
         return f"{self.instructions} {self.format.instructions()}".strip()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _observe(self, turn: Turn, results: list[ToolResult]) -> str:
-        """What the agent reads next; ``feedback`` gets the same in parts, without the tags of the format."""
+        """Return what the agent reads next; ``feedback`` gets its parts, without the tags of the format."""
         told = [turn.error] if turn.error else [result.text for result in results]
         failed = bool(turn.error) or not all(result.ok for result in results)
         if failed and (state := self.state_text()):
@@ -322,7 +322,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return _encodable(self.format.render(turn, shown))
 
     def _count(self, text: str) -> int:
-        """The tokens of a text; 0 without a budget of them."""
+        """Count the tokens of a text; 0 without ``max_tokens``."""
         if self.max_tokens is None:
             return 0
         assert self.count_tokens is not None  # reset has checked
@@ -346,7 +346,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return {"context": chat}
 
     def _is_repeat(self, calls: tuple[ToolCall, ...], results: list[ToolResult]) -> bool:
-        """Whether all of ``calls`` were made in earlier turns. Calls that a fault of the tool lost do not count."""
+        """Whether all of ``calls`` were made in earlier turns. Earlier calls that ended in a tool failure do not count."""
         keys = [_call_key(call, self.tools.get(call.name)) for call in calls]
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
@@ -360,12 +360,12 @@ def _offset_seeds(split: str) -> int:
 
 
 def _digest(learned: tuple[str, str]) -> bytes:
-    """A short label of what a tool said, the same in every process."""
+    """Return a short hash of a tool's result, the same in every process."""
     return hashlib.blake2b(repr(learned).encode(), digest_size=8).digest()
 
 
 def _encodable(text: str) -> str:
-    """The same text without lone surrogates, which no tokenizer takes."""
+    """Replace lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -381,17 +381,17 @@ def _as_tool(tool: Tool | Callable) -> Tool:
 
 
 COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "tools", "instructions", "answers"}
-"""The arguments that every environment takes; a task that takes others by ``**kwargs`` tells them apart with this."""
+"""The arguments that every environment takes; a task uses this set to tell them apart from other ``**kwargs``."""
 
 
 def _call_key(call: ToolCall, tool: Tool | None) -> str:
-    """A call as text, equal for equal calls; for a tool that ignores case, whatever the case and white space."""
+    """Return a call as text, equal for equal calls; for a tool that ignores case, case and white space do not matter."""
     arguments = _fold(call.arguments) if getattr(tool, "ignores_case", False) else call.arguments
     return f"{call.name} {json.dumps(arguments, sort_keys=True, default=repr)}"
 
 
 def _fold(value: Any) -> Any:
-    """An argument with its strings in one case and with single spaces."""
+    """Fold the case and white space of all strings in an argument."""
     if isinstance(value, str):
         return " ".join(value.casefold().split())
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from typing import Any
 class ToolCall:
     """A request to run one tool.
 
-    ``id`` comes from formats with call ids.
+    ``id`` is set by formats with call ids.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Turn:
     """A parsed turn: tool calls, a final answer, or an error.
 
     Attributes:
-        thought: the reasoning before calls and answer, if the format has a place for it; None without one.
+        thought: the reasoning before calls and answer, if the format has a place for it; None if there is none.
         unfinished: the turn ends within a thought, a call or an answer.
         cut: sampling reached its limit before the turn ended, so the turn is no action.
     """
@@ -90,7 +90,7 @@ class TurnContext:
 
     turn: Turn
     metrics: dict[str, float]  # the task's, after this turn
-    previous_metrics: dict[str, float]  # and after the turn before it
+    previous_metrics: dict[str, float]  # the task's, after the previous turn
     done: bool  # the episode ends with this turn
     number: int  # of the turn, from 1
     previous_turns: list[Turn]

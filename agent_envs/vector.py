@@ -24,9 +24,9 @@ class ToolVectorEnv(VectorEnv):
     Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
     - DISABLED, the default: it ignores its action, with a warning, has reward 0 and stays terminated or truncated until
-      ``reset(options={"reset_mask": mask})``. One that was never reset behaves the same.
+      ``reset(options={"reset_mask": mask})``. One that was never reset ignores its action without a warning.
     - NEXT_STEP: its next step ignores the action and resets it.
-    - SAME_STEP: it is reset at once; ``info["final_obs"]`` and ``info["final_info"]`` hold what came last.
+    - SAME_STEP: it is reset at once; ``info["final_obs"]`` and ``info["final_info"]`` hold its last observation and info.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
@@ -53,7 +53,7 @@ class ToolVectorEnv(VectorEnv):
 
         Args:
             seed: one int (environment i gets seed + i) or one per environment; equal seeds give equal questions.
-            options: ``"reset_mask"``: bool [num_envs], which environments to reset. Others have one value per environment.
+            options: ``"reset_mask"``: bool [num_envs], which environments to reset. Other options have one value per environment.
         """
         seeds = self._seeds(seed)
         options = dict(options or {})
@@ -70,7 +70,7 @@ class ToolVectorEnv(VectorEnv):
         return tuple(self._observations), _gather_infos(infos, self.num_envs)
 
     def _reset_one(self, i: int, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        self._begun[i] = False  # stays so where the options are rejected
+        self._begun[i] = False  # stays False if the options are rejected
         self._observations[i], info = self.envs[i].reset(seed=seed, options=options)
         self._begun[i], self._terminated[i], self._truncated[i] = True, False, False
         return info
@@ -88,9 +88,9 @@ class ToolVectorEnv(VectorEnv):
         return [None if one is None else int(one) for one in seed]
 
     def step(self, actions: Sequence[str | None], *, cut: Collection[int] = ()) -> VectorStep:
-        """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info.
+        """Take a turn in each environment; the action ``None`` leaves one unchanged, with reward 0 and no info.
 
-        ``cut``: the numbers of environments whose turn was cut, see `ToolEnv.step`.
+        ``cut``: the indices of environments whose turn was cut, see `ToolEnv.step`.
         """
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
@@ -134,7 +134,7 @@ class ToolVectorEnv(VectorEnv):
 def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
     """Gather infos as Gymnasium's vectors do: an array by name, and under "_name" which environments have it.
 
-    Gymnasium's own takes the type from the first environment, and fails where tasks of a mixture differ.
+    Gymnasium's own function takes the type from the first environment, and fails if tasks of a mixture differ.
     """
     gathered: dict[str, Any] = {}
     for name in dict.fromkeys(name for info in infos.values() for name in info):
@@ -155,7 +155,7 @@ def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, 
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
-    """The info of environment ``i`` out of a vector's: what `_gather_infos` gathered, undone."""
+    """Return the info of environment ``i`` from those of a vector: the inverse of `_gather_infos`."""
     own = (name for name in infos if name[0] != "_" and infos[f"_{name}"][i])
     return {name: info_of(value, i) if isinstance(value := infos[name], dict) else value[i] for name in own}
 
@@ -174,14 +174,16 @@ def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
         if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
             raise gymnasium.error.Error("these environments come with their own vectorization")
         if "max_episode_steps" in kwargs:
-            raise ValueError("max_episode_steps is max_turns here: an environment that knows its last turn scores it")
+            raise ValueError(
+                "max_episode_steps is not supported: use max_turns, so that the environment scores its last turn"
+            )
         return ToolVectorEnv(lambda: make_task(task, kwargs), num_envs, autoreset_mode)
 
     return make_vector
 
 
 def make_task(task: Callable[..., ToolEnv], arguments: dict[str, Any]) -> ToolEnv:
-    """A task with these arguments. If its constructor takes no ``split``, `ToolEnv.hold_out` gives it one."""
+    """Make a task with these arguments. If its constructor takes no ``split``, `ToolEnv.hold_out` sets it."""
     if "split" not in arguments or takes_split(task):
         return task(**arguments)
     env = task(**{name: value for name, value in arguments.items() if name != "split"})
@@ -190,6 +192,6 @@ def make_task(task: Callable[..., ToolEnv], arguments: dict[str, Any]) -> ToolEn
 
 
 def takes_split(task: Callable[..., Any]) -> bool:
-    """Whether a constructor has an argument ``split``, or takes any."""
+    """Whether a constructor has an argument ``split``, or takes any keyword."""
     parameters = inspect.signature(task).parameters
     return "split" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,10 +1,10 @@
-"""Attacks on the endpoint while a program is trained: nothing is lost, nothing mixed between episodes, nothing hangs.
+"""Attack the endpoint while a program is trained: nothing may be lost, be mixed between episodes, or hang.
 
     python -m benchmarks.agent_attacks                  # some minutes; ends with one line of JSON
 
-A training of the tiny policy runs undisturbed; once more under attack by slow and half-open clients, 300 requests at once,
-bodies of 100 MB, keys of no episode and of ended ones; and once more with SIGTERM in the middle, and resumed. Each episode leaves
-a stream unread. All three must leave the same episodes and weights, or the status is 1.
+The tiny policy is trained three times. The first run is undisturbed. The second is attacked by slow and half-open clients, 300
+requests at once, bodies of 100 MB, and keys of unknown or ended episodes. The third gets SIGTERM in the middle, and is resumed.
+Each episode leaves a stream unread. All three must end with the same episodes and weights; otherwise the exit status is 1.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ COMMAND = [
     "--questions-per-update", "4", "--eval-questions", "8", "--final-questions", "8", "--save-every", "1",
     "--max-new-tokens", "16",
 ]  # fmt: skip
-LOG = "AGENT_ATTACKS"  # a file where the program tells the attackers its address and key
+LOG = "AGENT_ATTACKS"  # variable with the file in which the program tells the attackers its address and key
 UNREAD: list[socket.socket] = []
 
 
 def solve(task, client):
-    """Ask in process, as a stream of which only the first byte is read, and over HTTP."""
+    """Ask three times: in process, as a stream of which only the first byte is read, and over HTTP."""
     from trainers.rollouts import dispatcher
 
-    dispatcher.PATIENCE = 60.0  # attacks make programs late, and batches of other sizes round otherwise
+    dispatcher.PATIENCE = 60.0  # attacks delay programs, and the size of a batch changes rounding
     tell("begin", task)
     messages = [{"role": "user", "content": f"{task['question']} Once."}]
     said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
@@ -74,7 +74,7 @@ def head(key: str, length: int) -> bytes:
 
 PARTS: dict[
     str, tuple[int, bool, Callable[[str], list[bytes]]]
-] = {  # by attack: at once, with a live key; what is sent
+] = {  # by attack: clients at once, whether the key is live, parts to send
     "slow body": (20, True, lambda key: [head(key, 1000), *[b" "] * 15]),
     "half a head": (200, True, lambda key: [head(key, 9)[:40], *[b""] * 15]),
     "nothing": (200, True, lambda key: [b""] * 15),
@@ -85,7 +85,7 @@ PARTS: dict[
 
 
 def attack(log: Path, seen: Counter, name: str, is_over: threading.Event) -> None:
-    """Attack in one way again and again; ``seen`` counts the statuses that come back."""
+    """Repeat one attack until ``is_over``; ``seen`` counts the statuses of the responses."""
     at_once, has_live_key, parts_of = PARTS[name]
     while not is_over.wait(0.5):
         lines = [line.split() for line in log.read_text().splitlines()]
@@ -106,7 +106,7 @@ def attack(log: Path, seen: Counter, name: str, is_over: threading.Event) -> Non
 
 
 def train(out: Path, *options: str, stop_after: int = 99) -> int:
-    """Run a training to its end, or until SIGTERM after so many updates; returns its status."""
+    """Run a training to its end, or send SIGTERM after ``stop_after`` updates; returns the exit status."""
     metrics, is_stopped = out / "metrics.jsonl", False
     environment = os.environ | {LOG: f"{out}.log", "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([*COMMAND, *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -121,7 +121,7 @@ def train(out: Path, *options: str, stop_after: int = 99) -> int:
 
 
 def digest(out: Path) -> dict[str, str | int]:
-    """What a run left: its last weights and its episodes, and how many messages have another episode's question."""
+    """Hash the last weights and the episodes of a run, and count its messages without the question of their episode."""
     weights = (out / "checkpoint-4" / "model.safetensors").read_bytes()
     records = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
     records = [record for record in records if record["phase"] == "training"]

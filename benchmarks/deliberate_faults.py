@@ -1,10 +1,9 @@
-"""Do the tests see a fault in the code? Prints a table, and exits with 1 where a fault of `benchmarks.faults` survived.
+"""Test whether the tests detect faults: prints a table, and exits with 1 if a fault of `benchmarks.faults` survived.
 
     python -m benchmarks.deliberate_faults                                           # an hour on one core
     python -m benchmarks.deliberate_faults --only ppo-whitens-failed --tests tests/trainers
 
-Each fault is one change of the text of one file, in a copy of the tree; then the tests that are there for it are run until
-one fails.
+Each fault changes one text of one file, in a copy of the tree. The tests of the fault then run until one fails.
 """
 
 import os
@@ -25,33 +24,33 @@ FOLDERS = "retrieval_index", "agent_envs", "trainers", "experiments", "tests"
 
 @dataclass(kw_only=True)
 class Args:
-    """Put faults in, one at a time, and see which test fails."""
+    """Insert faults, one at a time, and find the test that fails."""
 
     only: tuple[str, ...] = ()
     """Names of faults; all by default."""
     tests: tuple[str, ...] = ()
-    """Files of tests to run instead of those of the fault."""
+    """Test files to run instead of those of the fault."""
 
 
 def put_in(fault: Fault, tree: Path, dry: bool = False) -> None:
-    """Change the file, or only look. Raises a ValueError where the text of the fault is not found exactly once."""
+    """Insert a fault into its file; if ``dry``, only check it. Raises ValueError if its text is not found exactly once."""
     path = tree / fault.file
     text = path.read_text()
     if (count := text.count(fault.old)) != 1:
-        raise ValueError(f"{fault.name}: its text stands in {fault.file} {count} times: {fault.old!r}")
+        raise ValueError(f"{fault.name}: its text is in {fault.file} {count} times instead of once: {fault.old!r}")
     if not dry:
         path.write_text(text.replace(fault.old, fault.new))
 
 
 def copy_tree(to: Path) -> None:
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("*.pyc"))  # and keep what numba compiled
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("*.pyc"))  # keeps what numba compiled
     shutil.copy(ROOT / "pyproject.toml", to)
 
 
 @dataclass(eq=False)
 class First:
-    """A pytest plugin that notes which test failed first, and how many were run."""
+    """Pytest plugin that records which test failed first, and which were run."""
 
     failed: str = ""
     run: set[str] = field(default_factory=set)
@@ -67,8 +66,8 @@ class First:
 
 
 def killed_by(fault: Fault, args: Args) -> str:
-    """The first test that failed with this fault, "" if there is none. In a process of its own, which is a fork: what
-    takes long to import is there already."""
+    """Return the first test that fails with this fault, or "" if none does. The tests run in a fork of this process, which
+    has already imported the slow modules."""
     with tempfile.TemporaryDirectory() as folder:
         tree, said = Path(folder) / "tree", Path(folder) / "said"
         copy_tree(tree)
@@ -93,7 +92,7 @@ def first_failure(fault: Fault, args: Args, tree: Path) -> str:
     os.chdir(tree)
     sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
     os.environ["PYTHONPATH"] = str(tree)
-    with open("log", "w") as log:  # what pytest says
+    with open("log", "w") as log:  # output of pytest
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     first = First()
@@ -109,9 +108,9 @@ def first_failure(fault: Fault, args: Args, tree: Path) -> str:
 def main(args: Args) -> int:
     chosen = [fault for fault in FAULTS if not args.only or fault.name in args.only]
     if unknown := set(args.only) - {fault.name for fault in FAULTS}:
-        raise ValueError(f"there are no faults {sorted(unknown)}")
+        raise ValueError(f"unknown faults {sorted(unknown)}: their names are in benchmarks/faults.py")
     for fault in chosen:
-        put_in(fault, ROOT, dry=True)  # before minutes are spent
+        put_in(fault, ROOT, dry=True)  # checks all faults before minutes are spent
     import faiss  # noqa: F401  (imported here once, and not by every child)
     import numba  # noqa: F401
     import pytest  # noqa: F401

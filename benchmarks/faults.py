@@ -1,4 +1,4 @@
-"""The faults of `benchmarks.deliberate_faults`: in each, one wrong change of a text that stands in its file exactly once."""
+"""Faults of `benchmarks.deliberate_faults`: each is a wrong change of a text that occurs in its file exactly once."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class Fault:
     """A change of ``file`` from ``old`` to ``new``.
 
     Attributes:
-        within: a pytest ``-k`` expression for the tests that are there for it, so that the others need not be waited for.
-        tests: files of tests, or single ones, that are to kill it.
+        within: pytest ``-k`` expression for the tests of this fault, to save the time of the others.
+        tests: test files, or single tests, that should fail with this fault.
     """
 
     name: str
@@ -26,7 +26,7 @@ GRPO, ROLL = "trainers/grpo.py", "trainers/rollouts/rollout.py"
 PPO, PREPARATION, LOSSES = "trainers/ppo.py", "trainers/rollouts/batching.py", "trainers/algorithms/losses.py"
 COLLECTOR, KL = "trainers/rollouts/collector.py", "trainers/models/kl_reference.py"
 TRAINING = [
-    # -- what is played
+    # -- rollouts
     Fault("groups-mixed-in-rollout", ROLL,
         "number, i % group_size, i // group_size)", "number, i % group_size, i % group_size)", "group"),
     Fault("questions-mixed-in-rollout", ROLL,
@@ -53,7 +53,7 @@ TRAINING = [
         'if "context" in infos and infos["_context"][i]:', "if False:", "rewrote"),
     Fault("one-noise-seed-for-a-group", ROLL,
         "[i % group_size for i in range(envs.num_envs)]", "[0 for i in range(envs.num_envs)]", "chances"),
-    # -- how it is learned from
+    # -- updates
     Fault("loss-at-temperature-1", GRPO,
         "policy.logprobs(batch, args.temperature, args.entropy_coef", "policy.logprobs(batch, 1.0, args.entropy_coef"),
     Fault("importance-at-temperature-1", PREPARATION,
@@ -115,7 +115,7 @@ TRAINING = [
         "plain_loop and reinforce"),
     Fault("rewritten-context-goes-on", "trainers/trajectory.py",
         "next((row for row in reversed(rows) if step.prompt[: len(row.ids)] == row.ids), None)", "rows[-1] if rows else None"),
-    # -- of single algorithms
+    # -- single algorithms
     Fault("turn-gamma-ignored", GRPO,
         "return compare_turns(args.turn_gamma)", "return compare_turns(1.0)", "turn"),
     Fault("process-weight-ignored", GRPO, "whole + args.process_weight * own", "whole + own", "process"),
@@ -156,7 +156,7 @@ TRAINING = [
     Fault("bi-level-ignored", PPO,
         "    if args.gae == \"bi-level\":\n        advantages", "    if False:\n        advantages", "ppo and level"),
 ]  # fmt: skip
-# Of the next lists: name, file of the package, tests below tests/<package>, the right text and the wrong one.
+# In the next lists: name, file of the package, tests below tests/<package>, the right text and the wrong one.
 INDEX = [
     ("cache-folds-case", "cache.py", "test_cache.py",
         "        k = check_request(queries, k)",
@@ -242,7 +242,7 @@ TRAINERS = [
     ("curve-labelled-with-its-best", "episodes/report/figures.py", "episodes/test_report.py",
         "np.mean([ys[-1] for _, ys in curves])", "np.mean([max(ys) for _, ys in curves])"),
     ("seconds-forgotten-on-resume", "lifecycle/run.py", "test_sft.py::test_time_can_say_when_it_ends",
-        'self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)',
+        'self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)',
         "self.seconds = 0.0"),
     ("outages-count-as-training", "lifecycle/run.py", "lifecycle/test_rl_run.py",
         "time.monotonic() - begin - step.waited", "time.monotonic() - begin"),

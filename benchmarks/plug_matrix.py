@@ -1,10 +1,10 @@
-"""The adapters against the real libraries: a virtual environment for each, its tests, and a table.
+"""Test the adapters against the real libraries, each in its own virtual environment, and write a table.
 
     python -m benchmarks.plug_matrix --only gem trl
     python -m benchmarks.plug_matrix                    # all: gigabytes, and minutes of installing for each
 
-Environments stay in the folder and are used again: delete the one that should be made anew. The folder also gets table.md
-and a log for each library. Ends with 1 where a library does not install or a test does not pass.
+Virtual environments stay in the folder and are reused: delete one to make it again. The folder also gets table.md and a log for
+each library. Exits with 1 if a library does not install, a test fails, or a library has no test that passes.
 """
 
 import shutil
@@ -24,13 +24,13 @@ VERSION = "import sys; from importlib import metadata; print(metadata.version(sy
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """What is installed beside this project, and which tests are run there.
+    """A library: what is installed beside this project, and which tests are run there.
 
     Attributes:
-        package: whose version the table shows.
-        tests: files in tests/integrations; ``select`` is pytest's ``-k``.
-        requires: installed in one step with the project, ``extra`` is one of the project's own.
-        alone: installed behind these without what it asks for: engines that need a GPU.
+        package: package whose version the table shows.
+        tests: test files in tests/integrations; ``select`` is pytest's ``-k`` expression.
+        requires: packages installed in one step with this project; ``extra`` is an extra of this project.
+        alone: packages installed after these, without their dependencies (engines that need a GPU).
     """
 
     name: str
@@ -42,7 +42,7 @@ class Library:
     alone: tuple[str, ...] = ()
 
     def installs(self) -> list[list[str]]:
-        """Arguments of pip's calls, in their order. A torch that is not asked for by itself can bring gigabytes of CUDA."""
+        """Return the arguments of pip's calls. torch has its own call: as a dependency it can bring gigabytes of CUDA."""
         project = f".[{self.extra}]" if self.extra else "."
         calls = [["torch"], ["-e", project, "pytest", *self.requires], ["--no-deps", *self.alone]]
         return [["-c", "constraints.txt", *call] for call in calls if call != ["--no-deps"]]
@@ -82,7 +82,7 @@ LIBRARIES = [
     Library(name="tianshou", package="tianshou", tests=(MENU,), select="tianshou", requires=("tianshou==2.0.*",)),
     Library(name="rllib", package="ray", tests=(MENU,), select="rllib", requires=("ray[rllib]==2.60.*",)),
     Library(name="frameworks", package="openai-agents", tests=("test_agent_frameworks.py",), extra="frameworks"),
-    Library(name="cleanrl", package="torch", tests=(MENU,), select="cleanrl"),  # a file of its own over torch
+    Library(name="cleanrl", package="torch", tests=(MENU,), select="cleanrl"),  # one file that needs only torch
 ]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ class Args:
     only: tuple[str, ...] = ()
     """Names of libraries; all by default."""
     out: Path = Path("runs/plug-matrix")
-    """Folder of the environments and results; its environments are used again."""
+    """Folder of the virtual environments, which are reused, and of the results."""
 
     def __post_init__(self):
         if unknown := set(self.only) - {library.name for library in LIBRARIES}:
@@ -102,7 +102,7 @@ class Args:
 
 
 def check(library: Library, out: Path) -> tuple[str, bool]:
-    """The line of the table for a library, and whether all is well with it."""
+    """Install a library and run its tests; returns its line of the table, and whether all went well."""
     home, log = out / library.name, out / f"{library.name}.log"
     python, report = str(home / "bin" / "python"), home.with_suffix(".xml")
     report.unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def check(library: Library, out: Path) -> tuple[str, bool]:
 
 
 def count_results(report: Path) -> Counter:
-    """How many tests passed, failed and were skipped."""
+    """Count the tests that passed, failed and were skipped."""
     if not report.exists():
         return Counter()
     kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
@@ -135,7 +135,7 @@ def count_results(report: Path) -> Counter:
 
 
 def main(args: Args) -> bool:
-    """Test the chosen libraries; whether all went well."""
+    """Test the chosen libraries; returns whether all went well."""
     out, lines, good = args.out.resolve(), [], True
     out.mkdir(parents=True, exist_ok=True)
     for library in LIBRARIES:

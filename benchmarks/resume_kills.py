@@ -1,12 +1,12 @@
-"""Does a run that is killed and resumed end where it would have ended? Runs of five kinds, killed at random moments.
+"""Test whether runs that are killed and resumed end like undisturbed ones: five kinds of runs, killed at random moments.
 
     python -m benchmarks.resume_kills --kills 200
 
-Each run is started, killed with SIGKILL at a random moment, and resumed, by --resume where it has a checkpoint and by the same
-command where it has none yet, until it is through; most are killed several times, some in the imitation before the training.
-Then its weights, the state of its optimizer and its metrics are compared bit by bit with those of a run that was left alone.
-Everything is on one thread, where sums have one order. The processes are forks of one that has imported the trainers, to save
-the time of that. Ends with a table and one line of JSON; the status is 1 where a run differed, or could not be resumed.
+Each run is killed with SIGKILL at a random moment and resumed, until it ends: by --resume if it has a checkpoint, otherwise by
+the same command. Most runs are killed several times, some during the cold start. Their weights, optimizer state and metrics are
+then compared bit by bit with those of an undisturbed run. All runs use one thread, which keeps the order of sums. The processes
+are forks of one that has imported the trainers, to save time. Ends with a table and one line of JSON; the exit status is 1 if a
+run differed or could not be resumed.
 """
 
 import json
@@ -44,16 +44,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(kw_only=True)
 class Args:
-    """Kill runs, resume them, and compare their ends with those of runs that were left alone."""
+    """Kill runs, resume them, and compare their results with those of undisturbed runs."""
 
     kills: int = 200
     """Kills in all, shared among the kinds of runs."""
     seed: int = 0
-    """Of the moments; another seed is another attack."""
+    """Seed of the moments of the kills."""
 
 
 def run(kind: str, folder: Path, model: Path) -> None:
-    """In a process of its own: begin the run in ``folder``, or resume it."""
+    """Start the run in ``folder``, or resume it. Called in a new process."""
     import importlib
 
     import torch
@@ -72,7 +72,7 @@ def run(kind: str, folder: Path, model: Path) -> None:
 
 
 def make_pretrained(folder: Path) -> None:
-    """A small model with random weights and a chat template, as if it were pretrained."""
+    """Save a small model with random weights and a chat template, as a stand-in for a pretrained one."""
     import torch
 
     from agent_envs.integrations import Episode
@@ -86,7 +86,7 @@ def make_pretrained(folder: Path) -> None:
 
 
 def read_end(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a finished run left: tensors and optimizer states of its last checkpoint by name, and its metrics without times."""
+    """Read a finished run: tensors and optimizer states of its last checkpoint by name, and its metrics without times."""
     import torch
     from safetensors.torch import load_file
 
@@ -107,7 +107,7 @@ def read_end(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Equal in every bit, for tensors in dicts and lists too."""
+    """Return whether two values are equal, without tolerance, also as tensors in dicts and lists."""
     import torch
 
     if isinstance(one, torch.Tensor):
@@ -118,7 +118,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class Attack:
-    """Runs of all kinds in turn, each killed again and again until it is through."""
+    """Runs of all kinds in turn, each killed repeatedly until it ends."""
 
     def __init__(self, args: Args, root: Path):
         self.args, self.root, self.draw = args, root, random.Random(args.seed)
@@ -129,7 +129,7 @@ class Attack:
         make = self.context.Process(target=make_pretrained, args=(root / "model",))
         make.start()
         make.join()
-        self.seconds, self.ends = {}, {}  # of the runs that are left alone
+        self.seconds, self.ends = {}, {}  # of the undisturbed runs
         for kind in KINDS:
             begun = time.monotonic()
             self.start(kind, root / kind / "run").join()
@@ -142,7 +142,7 @@ class Attack:
         return process
 
     def attack(self, number: int) -> None:
-        """Begin the run of this number, kill it until it is through, and compare."""
+        """Start run ``number``, kill and resume it until it ends, and compare its results."""
         kind, folder = list(KINDS)[number % len(KINDS)], self.root / f"{number}" / "run"
         counts = self.counts[kind]
         counts["runs"] += 1
@@ -166,7 +166,7 @@ class Attack:
 
 def main(args: Args) -> dict:
     """Run the attack; returns the counts by kind of run."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before the server of forks imports torch
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the fork server imports torch
     with tempfile.TemporaryDirectory() as root, Progress(console=Console(stderr=True)) as bars:
         attack = Attack(args, Path(root))
         number, bar = 0, bars.add_task("kills", total=args.kills)

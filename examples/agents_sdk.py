@@ -1,7 +1,7 @@
-"""An agent of the OpenAI Agents SDK, trained as it is. Needs pip install openai-agents.
+"""Train an agent of the OpenAI Agents SDK, unchanged. Needs pip install openai-agents.
 
-The SDK asks for turns by the Responses API, with the tool as a function. A model that calls functions learns from all of its
-turns. It prints how many rows and calls of the policy the episodes of training had: a conversation that grows is one row.
+The SDK requests turns by the Responses API, with the tool as a function. A model that calls functions learns from all of its
+turns. The example prints how many rows and policy calls the training episodes had: a conversation that grows is one row.
 
     python examples/agents_sdk.py                # Qwen3-0.6B
     python examples/agents_sdk.py --quick        # the tiny policy, which calls no functions, on a CPU, in seconds

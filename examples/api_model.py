@@ -1,8 +1,8 @@
-"""A model behind an API plays: any OpenAI-compatible endpoint, which gets the tools of an environment as functions.
+"""Roll out a model behind an API: any OpenAI-compatible endpoint, which gets the tools of an environment as functions.
 
-Here a stand-in is the model, a server in this process that searches for the question and answers with the first title that it
-reads. With yours, give its address and name to `OpenAI` and `create`. It prints the conversation of an episode, and the mean
-score. Needs pip install openai.
+Here the model is a stand-in: a server in this process that searches for the question and answers with the first title that it
+reads. For your own model, give its address to `OpenAI` and its name to `create`. The example prints the conversation of an
+episode, and the mean score. Needs pip install openai.
 
     python examples/api_model.py [--quick]
 """
@@ -36,7 +36,7 @@ class StandIn(BaseHTTPRequestHandler):
 
 
 def play(client, seed: int) -> tuple[list[dict], float]:
-    """The conversation of one episode, and its score."""
+    """Roll out one episode; returns its conversation and its score."""
     episode = Episode("AgentR1/MiniWiki-v0", native=True, split="validation")
     messages = episode.start(seed)
     while not episode.done:
@@ -45,7 +45,7 @@ def play(client, seed: int) -> tuple[list[dict], float]:
         calls = said.tool_calls or []
         reply = episode.call([(call.function.name, json.loads(call.function.arguments)) for call in calls])
         messages.append(said.model_dump(exclude_none=True))
-        results = zip(calls, reply.results, strict=False)  # none for an answer, which ends the episode
+        results = zip(calls, reply.results, strict=False)  # an answer has no result: it ends the episode
         messages += [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in results]
     return messages, episode.metrics["score"]
 

@@ -1,6 +1,6 @@
-"""The trainers as functions, for a notebook: each "# %%" is a cell, and every command is an `Args` and a `main`.
+"""The trainers as functions, for a notebook: each "# %%" is a cell, and every command has an `Args` and a `main`.
 
-It trains, reads the metrics, loads the checkpoint, lets it play an episode that is printed turn by turn, and evaluates it.
+The example trains, reads the metrics, loads the checkpoint, rolls out one episode with it turn by turn, and evaluates it.
 
     python examples/in_a_notebook.py [--quick]        # or open it as a notebook (VS Code, jupytext)
 """
@@ -30,11 +30,11 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     summary = grpo.main(args)
     print({row["name"]: row["em"] for row in summary["rows"]})
 
-    # %% The curve: a line for each update, whose names are in docs/report.md
+    # %% The curve: one line for each update; docs/report.md explains the names
     lines = read_metrics(args.out / "metrics.jsonl")
     print("held out:", {line["step"]: line["eval/em"] for line in lines if "eval/em" in line})
 
-    # %% A checkpoint plays: one episode, greedily, on question 0 of the held-out ones
+    # %% Roll out the checkpoint by greedy decoding: one episode, on held-out question 0
     folder = args.out / f"checkpoint-{args.updates}"
     policy, longest = evaluator.load_agent(folder)
     envs = make_envs(args.env, args.env_kwargs, "validation", 1)
@@ -43,7 +43,7 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     for turn in transcripts[0]:
         print(turn.get("observation", "")[:80], "->", turn.get("action", turn))
 
-    # %% The table, with baselines, as evaluation.md too
+    # %% The table with baselines, also written to evaluation.md
     rows = evaluate.main(
         evaluate.Args(env_kwargs=world, checkpoint=(folder,), questions=4 if quick else 200, out=Path(out) / "table")
     )

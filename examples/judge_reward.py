@@ -1,8 +1,8 @@
-"""A judge as reward: a language model behind an OpenAI-compatible endpoint says whether an answer is right.
+"""Use a judge as reward: a language model behind an OpenAI-compatible endpoint decides whether an answer is right.
 
-Here a stand-in plays the judge, a server in this process that says yes where a reference and the answer share a word. With
-yours, JUDGE is {"url": "https://…/v1", "model": "…"}, and the key is in OPENAI_API_KEY. It prints what three answers earn by
-exact match and by the judge, trains, and prints both scores: a policy may learn to persuade a judge, so watch exact match.
+Here the judge is a stand-in: a server in this process that answers yes if the references and the answer share a word. For your
+own, set `judge` to {"url": "https://…/v1", "model": "…"} and the key in OPENAI_API_KEY. The example prints exact match and
+judge of three answers, trains, and prints both for each update. A policy may learn to persuade a judge: watch exact match.
 
     python examples/judge_reward.py [--quick]
 """

@@ -1,7 +1,7 @@
-"""A graph of LangGraph, trained as it is. Needs pip install langgraph langchain-openai.
+"""Train a graph of LangGraph, unchanged. Needs pip install langgraph langchain-openai.
 
-A node asks the policy, another one calls the tool, until a turn has no call. It prints how many rows and calls of the policy the
-episodes of training had: a conversation that grows is one row.
+One node calls the policy and another one the tool, until a turn has no call. The example prints how many rows and policy calls
+the training episodes had: a conversation that grows is one row.
 
     python examples/langgraph_agent.py                # Qwen3-0.6B
     python examples/langgraph_agent.py --quick        # the tiny policy, which calls no functions, on a CPU, in seconds

@@ -1,10 +1,10 @@
-"""LoRA on one GPU: a 7B model with an adapter of rank 32, in settings for 24 to 80 GB, or a toy in its place.
+"""LoRA on one GPU: a 7B model with an adapter of rank 32, in settings for 24 to 80 GB, or a toy instead.
 
     python examples/lora_one_gpu.py                                     # Qwen2.5-7B-Instruct on HotpotQA
     python examples/lora_one_gpu.py --quick                             # a random tiny model, on a CPU, in seconds
 
-It prints how many weights are trained, and what the checkpoint holds: the adapter in peft's format, which transformers and
-vLLM load too. Needs pip install -e '.[lora]'. The large settings have not been run on a GPU here.
+The example prints the rank and the layers of the adapter, and the files of the checkpoint: the adapter in peft's format, which
+transformers and vLLM load too. Needs pip install -e '.[lora]'. The large settings have not been run on a GPU here.
 """
 
 import json
@@ -19,9 +19,9 @@ LARGE = dict(
     lora_rank=32,
     lr=1e-5,
     dtype="bfloat16",  # frozen layers; the adapter stays float32
-    gradient_checkpointing=True,  # a third more time for far less memory
+    gradient_checkpointing=True,  # takes a third more time and far less memory
     max_new_tokens=512,
-    max_tokens_per_micro_batch=16_384,  # the first thing to lower where memory runs out
+    max_tokens_per_micro_batch=16_384,  # lower this first if memory runs out
     questions_per_update=32,
     updates=200,
     eval_every=20,
@@ -34,7 +34,7 @@ TOY = dict(
 
 
 def make_toy(folder: Path) -> str:
-    """A random model with the shape of the large one's family, as a folder that transformers loads."""
+    """Save a random tiny model of the large one's family in a folder that transformers loads; returns its path."""
     from trainers.tiny import model as tiny
 
     tokenizer = tiny.make_tokenizer(["who was born in the town by the river"])

@@ -1,7 +1,7 @@
 """Tools of an MCP server, mounted with the official client: pip install -e '.[mcp]'.
 
-The server is servers/telephone_book.py. The environment starts it as a program of its own and gives its tool to the agent;
-one that runs elsewhere is mounted by its URL. It prints what the agent reads about the tool and an episode, then trains.
+The server is servers/telephone_book.py. The environment starts it as a separate program and gives its tool to the agent; a server
+that runs elsewhere is mounted by its URL. The example prints what the agent reads, calls the tool once, then trains.
 
     python examples/mcp_tools.py [--quick]
 """
@@ -26,7 +26,7 @@ QUICK = dict(
 )  # fmt: skip
 
 
-def scripted(env, rng, reads=True):  # with "random", what the tiny policy imitates first
+def scripted(env, rng, reads=True):  # with "random", demonstrations for the tiny policy
     said = yield Turn(calls=(ToolCall("number_of", {"name": env.name}),))
     yield Turn(answer=re.findall(r"\d+", said)[0] if reads else rng.choice(list(BOOK.values())))
 

@@ -1,11 +1,11 @@
-"""A mixture of tasks: one policy, and in each episode a task that is drawn by weight, with its own tools and reward.
+"""Train one policy on a mixture of tasks: each episode draws a task by weight, with its own tools and reward.
 
-Questions over MiniWiki, word problems with a calculator, and bandits. It prints what the mixture plays, trains, and prints the
-share of episodes and the score of each task, as an agent by script and the metrics of training have it.
+The tasks are questions over MiniWiki, word problems with a calculator, and bandits. For each task, the example prints the number
+of episodes, the mean score of the scripted agent, and a question. Then it trains, and prints the scores of the report.
 
     python examples/mixture.py [--quick]
 
-A task of your own goes in by its id: {"my_task:Mine/MyTask-v0": 1}, from the folder that holds my_task.py.
+Add a task of your own by its id: {"my_task:Mine/MyTask-v0": 1}, from the folder that holds my_task.py.
 """
 
 import json

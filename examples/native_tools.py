@@ -3,8 +3,8 @@
     python examples/native_tools.py                                     # Qwen3-0.6B
     python examples/native_tools.py --quick                             # a random tiny model, on a CPU, in seconds
 
-It prints the first prompt, a turn with two calls as the template writes it, what comes back, and the table of a short GRPO run.
-Every model whose template takes tools acts like this, unless env_kwargs name another format.
+The example prints the first prompt, a turn with two calls as the template writes it, its results, and the table of a GRPO run.
+Every model whose template takes tools calls them like this, unless env_kwargs name another format.
 """
 
 import sys
@@ -18,7 +18,7 @@ from trainers.models.loading import load_policy
 ENV = dict(id="AgentR1/MiniWiki-Easy-v0", kwargs='{"entities": 150, "questions": 100, "format": "native"}')
 LARGE = dict(model="Qwen/Qwen3-0.6B", lr=1e-6, dtype="bfloat16", max_new_tokens=512, questions_per_update=8, updates=40)
 TOY = dict(max_new_tokens=8, questions_per_update=2, group_size=2, updates=1, eval_questions=2, final_questions=2)
-TEMPLATE = (  # of the Hermes kind, as Qwen's
+TEMPLATE = (  # of the Hermes kind, like Qwen's
     "{% if tools %}<|user|>{{ messages[0].content }} {{ tools | tojson }}<|end|>{% endif %}"
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}"
     "{% for call in m.tool_calls or [] %}<tool_call>"
@@ -28,7 +28,7 @@ TEMPLATE = (  # of the Hermes kind, as Qwen's
 
 
 def make_toy(folder: Path) -> str:
-    """A random model with a chat template that takes tools, as a folder that transformers loads."""
+    """Save a random model with a chat template that takes tools in a folder that transformers loads; returns its path."""
     from trainers.tiny import model as tiny
 
     tokenizer = tiny.make_tokenizer(
@@ -41,14 +41,16 @@ def make_toy(folder: Path) -> str:
 
 
 def show_turn(model: str) -> None:
-    """Show the prompt of an episode, a turn as its template writes it, and what comes back to it: all of it is ids."""
+    """Print the prompt of an episode, a turn as the template writes it, and its results, all decoded from ids."""
     policy, (env,) = load_policy(model), make_envs(**ENV, split="train", num_envs=1).envs
     question, info = env.reset(seed=0)
     tools, decode = env.format.schemas(), policy.tokenizer.decode
     print("functions:", ", ".join(tool["function"]["name"] for tool in tools))
     prompt = policy.prompt_ids(info["instructions"], question, tools)
     calls = tuple(ToolCall("search", {"query": query}) for query in (env.question.supporting_titles[0], "a river"))
-    sampled = policy.turn_ids(env.format.message(env.format.write(Turn(calls=calls))), tools)  # as a model samples it
+    sampled = policy.turn_ids(
+        env.format.message(env.format.write(Turn(calls=calls))), tools
+    )  # as a model would sample it
     observation, *_ = env.step(policy.decode_action(sampled, tools))
     back = policy.observation_ids(env.format.messages(observation), sampled, tools)
     print(f"prompt: {decode(prompt)}\nturn: {decode(sampled)}\nback: {decode(back)}")

@@ -1,7 +1,7 @@
-"""An agent that is a command: [`agent.js`](agent.js), run by node, is trained as it is.
+"""Train an agent that is a command, unchanged: [`agent.js`](agent.js), run by node.
 
-The command finds the policy by OPENAI_BASE_URL and OPENAI_API_KEY, gets its task as JSON on stdin, and prints its answer. A
-command that fails, or takes too long between its calls, fails its own episode. It prints the share that failed, and the table.
+The command finds the policy by OPENAI_BASE_URL and OPENAI_API_KEY, gets its task as JSON on stdin, and prints its answer. If it
+fails, or takes too long between its calls, only its episode fails. The example prints the table and the share of failed episodes.
 
     python examples/node_agent.py [--quick]
 """

@@ -1,7 +1,7 @@
-"""An agent over the `openai` client, trained as it is: the policy answers at the endpoint that the client calls.
+"""Train an agent over the `openai` client, unchanged: the policy answers at the endpoint that the client calls.
 
-`solve` imports nothing of ours; it could talk to any API. It acts as the environment's own rollout does, so that the tiny policy,
-which was taught that form, learns MiniWiki in it as well. It prints what the rollouts were like, and the table of the run.
+`solve` imports nothing of this project, and could call any API. Its messages have the form of the environment's own rollout: the
+tiny policy was taught that form, and so can learn MiniWiki here too. The example prints the table and statistics of the rollouts.
 
     python examples/openai_agent.py [--quick]
 

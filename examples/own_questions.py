@@ -1,9 +1,9 @@
 r"""Your own questions and corpus: nine questions about a town and ten passages, in files as you would write them.
 
-It prints where the questions come from and how they are split, an episode of an agent that knows the answer, and the table
-after training. With so few questions that shows that everything runs, and no more: docs/own_data.md says what is sensible.
+The example prints an episode of an agent that knows the answer, trains, and prints the source and split of the questions and the
+scores. So few questions only show that everything runs: docs/own_data.md states how many are useful.
 
-    python examples/own_questions.py            # minutes on a CPU: a tiny policy is made and taught first
+    python examples/own_questions.py            # minutes on a CPU: makes and teaches a tiny policy first
     python examples/own_questions.py --quick    # seconds, and nothing is learned
 
 The same from the command line:
@@ -26,7 +26,7 @@ TOWN = Path(__file__).parent / "town"
 QUESTIONS = {
     "data": str(TOWN / "questions.jsonl"),
     "corpus": str(TOWN / "passages.jsonl"),  # or a folder of .txt and .md files, or index= a folder or URL
-    "name": "Tarn",  # what reports call it
+    "name": "Tarn",  # shown in reports
     "instructions": "You know the town of Tarn and its neighbours. Answer the question of a visitor.",
 }
 QUICK = dict(

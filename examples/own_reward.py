@@ -1,11 +1,11 @@
-"""Your own reward: a term of a function that reads the agent's turn and the task's metrics, beside those of the task.
+"""Your own reward term, beside those of the task: a function of the agent's turn and the task's metrics.
 
-MiniWiki pays for the right answer; here an answer of more than four words costs something as well. It prints the reward,
-what a short and a long answer earn, and what the term paid on average in training.
+MiniWiki rewards the right answer; here an answer of more than four words also has a penalty. The example prints the reward terms,
+the reward of a short and a long answer, and the mean of the new term per update.
 
     python examples/own_reward.py [--quick]
 
-Weights of terms that a task has already need no code: --env-kwargs '{"rewards": {"evidence": 0.3, "progress": 0}}'.
+To change the weights of existing terms you need no code: --env-kwargs '{"rewards": {"evidence": 0.3, "progress": 0}}'.
 """
 
 import json
@@ -28,7 +28,7 @@ QUICK = dict(
 
 
 def wordy(context: TurnContext) -> float:
-    """1 for an answer of more than four words. A term never sees what a tool wrote, only turns and metrics."""
+    """Return 1 for an answer of more than four words. A term sees only turns and metrics, never tool output."""
     return float(len((context.turn.answer or "").split()) > 4)
 
 

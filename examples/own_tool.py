@@ -1,7 +1,7 @@
 """Your own tool: a Python function with type hints and a docstring, in an environment of twenty lines.
 
-The agent is asked how far it is from one town to another. Arguments that do not fit the hints never reach the function, and a
-`ToolError` is told to the agent as its mistake. It prints an episode with both, then trains.
+The agent is asked for the distance between two towns. Arguments that do not fit the hints never reach the function, and a
+`ToolError` is reported to the agent as its mistake. The example prints a call with such an error and a right one, then trains.
 
     python examples/own_tool.py [--quick]
 """
@@ -31,7 +31,7 @@ def distance(a: str, b: str) -> str:
     return f"{abs(TOWNS[a] - TOWNS[b])} km"
 
 
-def scripted(env, rng, share=1.0):  # with "random", what the tiny policy imitates first
+def scripted(env, rng, share=1.0):  # with "random", demonstrations for the tiny policy
     said = yield Turn(calls=(ToolCall("distance", {"a": env.towns[0], "b": env.towns[1]}),))
     yield Turn(answer="".join(filter(str.isdigit, said)) if rng.random() < share else "7")
 

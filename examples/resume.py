@@ -1,12 +1,12 @@
-"""Resume: a run that was stopped goes on from its latest checkpoint, as if it had never stopped.
+"""Resume a stopped run from its latest checkpoint, as if it had never stopped.
 
-One run makes four updates at once, another two, and two more after it was resumed. On one thread both end with the same
-metrics, to the last digit: the checkpoint holds weights, optimizer and random state, and questions depend on seed and update.
+One run makes four updates without a stop; another one makes two, and two more after it is resumed. On one thread, both end with
+the same metrics, to the last digit. A checkpoint holds weights, optimizer and random state; questions depend on seed and update.
 
     python examples/resume.py [--quick]
 
-From the command line: python -m trainers.grpo --resume runs/resume/halves --updates 4. Ctrl-C (or SIGTERM) finishes the update in
-hand and saves it: docs/reliability.md.
+From the command line: python -m trainers.grpo --resume runs/resume/halves --updates 4. Ctrl-C (or SIGTERM) finishes the current
+update and saves it: docs/reliability.md.
 """
 
 import json
@@ -26,7 +26,7 @@ QUICK = dict(
 
 
 def main(out: str = "runs/resume", quick: bool = False) -> None:
-    torch.set_num_threads(1)  # on several, sums are made in another order
+    torch.set_num_threads(1)  # with several threads, the order of sums can differ
     size = (QUICK if quick else {}) | {"seed": 0, "save_every": 2}
     whole, halves = Path(out) / "whole", Path(out) / "halves"
     grpo.main(grpo.Args(out=whole, updates=4, **size))

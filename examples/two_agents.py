@@ -1,7 +1,7 @@
 """A program of two agents that share the policy: one searches and takes notes, the other one answers from them.
 
-Their conversations differ, so each is a row of its own, and both learn from the episode's return; a search that finds
-something new is paid at once, with `task.reward`. It prints how many rows and calls the episodes of training had.
+Their conversations differ, so each is a separate row, and both learn from the episode's return. A search that finds something
+new is rewarded at once, by `task.reward`. The example prints how many rows and policy calls the training episodes had.
 
     python examples/two_agents.py [--quick]
 """
@@ -20,14 +20,14 @@ QUICK = dict(
 
 
 def ask(client, system: str, text: str) -> str:
-    """What the policy says in the role that a system message gives it, without tags."""
+    """Ask the policy in the role that a system message gives it; returns its reply without tags."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
     return re.sub(r"<[^>]*>", " ", said).strip()
 
 
 def search(task, client) -> str:
-    """The searcher: what it finds for the question, in two searches that build on each other."""
+    """Act as the searcher: make two searches, the second with the notes of the first; returns the notes."""
     notes = ""
     for _ in range(2):
         query = ask(client, "You search. Say what for.", f"{task['question']} {notes}".strip())
@@ -39,7 +39,7 @@ def search(task, client) -> str:
 
 
 def solve(task, client) -> str:
-    """The planner: it lets the searcher search, and answers."""
+    """Act as the planner: let the searcher search, and answer from its notes."""
     notes = search(task, client)
     return ask(client, "You answer from notes.", f"Notes:\n{notes}\n\nQuestion: {task['question']}")
 

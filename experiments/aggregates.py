@@ -1,4 +1,4 @@
-"""Several algorithms over several seeds and tasks, aggregated as Agarwal et al. (2021, arXiv 2108.13264) advise.
+"""Aggregate several algorithms over several seeds and tasks, as Agarwal et al. (2021, arXiv 2108.13264) advise.
 
 The interquartile mean and the probability of improvement, with stratified bootstrap intervals; and p-values of paired
 differences, corrected for their number (Holm 1979).
@@ -34,8 +34,8 @@ def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarr
 
 
 def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = 2000) -> Estimate:
-    """``measure(*scores)`` with its percentile interval. The runs of each task are drawn again, with replacement, by itself.
-    ``measure`` makes [...] of arrays [..., seeds, tasks]; ``scores`` are [seeds, tasks]."""
+    """Compute ``measure(*scores)`` with its percentile bootstrap interval. Runs are resampled with replacement within each task.
+    ``measure`` maps arrays [..., seeds, tasks] to [...]; ``scores`` are [seeds, tasks]."""
     rng = np.random.default_rng(0)
 
     def draw(own: np.ndarray) -> np.ndarray:
@@ -47,8 +47,8 @@ def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray,
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """Two-sided, by Student's t, of the mean of paired differences being 0; 1 for a single one, or where all are 0. Where all are
-    equal, which scores of few questions may be, they have no deviation to go by: then by the signs only, 2 / 2^n."""
+    """Two-sided p-value for a mean of paired differences of 0, by Student's t-test; 1 for a single one, or if all are 0. If all
+    are equal, as scores of few questions may be, their deviation is 0: the p-value is then that of the sign test, 2 / 2^n."""
     from scipy.stats import ttest_1samp
 
     if len(differences) < 2 or not np.any(differences):

@@ -1,4 +1,4 @@
-"""Before a recipe runs: can its environments be made, are its columns held out, and which baselines make sense?"""
+"""Checks before a recipe runs: its environments can be made, its columns are held out, and its baselines make sense."""
 
 import json
 import warnings
@@ -16,9 +16,8 @@ from trainers.models import gguf
 
 
 def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
-    """Make every environment of a recipe. Returns its columns by name; and those of its baselines that make no sense here,
-    and why. Raises a ValueError if a column asks questions that are trained on, a FileNotFoundError if data or the model is
-    missing."""
+    """Make every environment of a recipe. Returns its columns, and why some of its baselines make no sense here, by name.
+    Raises a ValueError if a column asks training questions, a FileNotFoundError if data or the model is missing."""
     model = recipe.base(0).model
     if gguf.is_gguf(model) and not Path(model).is_file():
         raise FileNotFoundError(f"there is no model file {model}")
@@ -39,7 +38,7 @@ def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
 
 
 def _find_unfit(recipe: Recipe, columns: dict[str, list[ToolEnv]]) -> dict[str, str]:
-    """Those of the recipe's baselines that make no sense here, and why."""
+    """Find the recipe's baselines that make no sense here, with the reasons."""
     unfit, model = {}, recipe.base(0).model
     if others := [name for name, envs in columns.items() if len(envs) > 1 or not can_be_searched_for(envs[0])]:
         unfit["naive-rag"] = f"{', '.join(others)}: no question that could be searched for"
@@ -60,9 +59,9 @@ def _list_questions(envs: Iterable[ToolEnv]) -> set[tuple[str, str]]:
 
 
 def _make(task: EnvConfig, split: str) -> list[ToolEnv]:
-    """An environment; of a mixture, one for each of its tasks."""
+    """Make an environment; for a mixture, one for each of its tasks."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a stand-in, which is refused instead
+        warnings.simplefilter("ignore")  # about stand-in data, which is refused below
         envs = make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
     made = list(getattr(envs.envs[0], "tasks", {}).values()) or [envs.envs[0]]
     for env in made:

@@ -1,4 +1,4 @@
-"""Scores of an agent in each column of a comparison's table: rolled out once, question by question, and kept."""
+"""Scores of an agent in each column of a comparison's table. Each question is rolled out once, and its result is kept."""
 
 import functools
 import hashlib
@@ -23,12 +23,12 @@ from trainers.runtime import retry
 from trainers.runtime.progress import to_json_types
 
 Player = Callable[[ToolVectorEnv, list[int]], list[dict]]  # rolls numbered questions out; one record for each
-SCORES = ("em", "f1", "score", "support_recall")  # kept for each question beside the means, where a task has them
+SCORES = ("em", "f1", "score", "support_recall")  # also kept for each question, if the task has them
 _ALSO_KEPT = ("kind", "substring_em", "turns", "calls", "prediction", "golds", "tool_faults")  # of a script's episodes
 
 
 class NotThere(Exception):
-    """A result that a report would show has not been made yet; the message names it."""
+    """A result for the report has not been made yet; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ def evaluate(
     title: str, columns: Mapping[str, Column], max_new_tokens: int, folder: Path, identity: str,
     make_player: Callable[[], Player] | None,
 ) -> dict[str, evaluator.Row]:  # fmt: skip
-    """Evaluate an agent: by column, one row, with the scores of its ``questions``.
+    """Evaluate an agent; return one row for each column, with the scores of its ``questions``.
 
-    The episodes are kept in ``folder``, and what it holds already is not rolled out again, even half a column.
-    ``identity`` names the agent; kept episodes of another do not count. ``make_player`` is called once, where an episode is
-    not there yet; None rolls nothing out, and raises `NotThere`.
+    The episodes are kept in ``folder``; those that it already holds are not rolled out again, even if a column is incomplete.
+    ``identity`` names the agent; kept episodes of another do not count. ``make_player`` is called at most once, if an episode
+    is missing; with None nothing is rolled out, and a missing episode raises `NotThere`.
     """
     make_player, rows = make_player and functools.cache(make_player), {}
     for name, column in columns.items():
@@ -65,7 +65,7 @@ def evaluate(
 
 
 def read_episodes(path: str | Path) -> tuple[dict, list[dict]]:
-    """Read the kept results of a column: a line about all of it, and the episodes; nothing if there is no file."""
+    """Read the kept results of a column: its header and its episodes, both empty if there is no file."""
     if not Path(path).exists():
         return {}, []
     header, *episodes = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
@@ -73,7 +73,7 @@ def read_episodes(path: str | Path) -> tuple[dict, list[dict]]:
 
 
 def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> None:
-    """Roll out what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it."""
+    """Roll out the missing episodes of a column in batches; keep each batch at once, unless tools failed in most of it."""
     header, episodes = read_episodes(path)
     if header and len(episodes) >= header["count"]:
         return
@@ -106,11 +106,11 @@ def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.R
     return to_json_types(row | about)
 
 
-# -- who plays ---------------------------------------------------------------------------------------------------------
+# -- agents ------------------------------------------------------------------------------------------------------------
 
 
 def policy_player(policy: Policy, model: str, max_new_tokens: int, one_search: bool = False) -> Player:
-    """The policy out of ``model``, with greedy decoding; with ``one_search`` as Naive RAG."""
+    """Make an agent of ``policy``, which was loaded from ``model``, with greedy decoding; with ``one_search``, as Naive RAG."""
     engine_of = functools.cache(lambda stop: TransformersEngine(policy, stop))
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
@@ -128,7 +128,7 @@ def policy_player(policy: Policy, model: str, max_new_tokens: int, one_search: b
 
 
 def script_player(name: str) -> Player:
-    """An agent without a policy: one of the task's scripts."""
+    """Make an agent without a policy: one of the task's scripts."""
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         script = envs.envs[0].SCRIPTS[name]
@@ -139,7 +139,7 @@ def script_player(name: str) -> Player:
 
 
 def fingerprint(model: str | Path) -> str:
-    """What tells the weights of a file or a folder from others, wherever they lie; of a hub id, or of nothing, itself."""
+    """Compute a digest of the weights in a file or a folder, wherever it is; return a hub id, or "", unchanged."""
     path = Path(model)
     if not model or not path.exists():
         return str(model)

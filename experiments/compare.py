@@ -68,7 +68,7 @@ class Args(Checks):
         if self.start:
             inputs.check_model(self.start, self.model or "")
             if len(self.seeds) != 1:
-                raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
+                raise ValueError("start applies to one seed: name it, such as --seeds 0")
         self.check_unused(not self.report, "where nothing is run", "start", "jobs")
         inputs.check_out(self.out or Path("runs"))
 
@@ -88,12 +88,12 @@ from trainers.runtime import retry, signals
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
-BY_AGENT = ("rows", "seeds", "training", "curves")  # of the results, by title a list with something of each seed
+BY_AGENT = ("rows", "seeds", "training", "curves")  # results by title: a list with one entry for each seed
 
 
 def main(args: Args) -> dict:
-    """Run the comparison; return the contents of results.json. A run that stops by itself raises `TrainingStopped` after all
-    others, when the tables are written."""
+    """Run the comparison; return the contents of results.json. If a run stops by itself, raise `TrainingStopped` after all others
+    have run and the tables are written."""
     with signals.handle_signals(), flushing_denormals():  # in the baselines as in the runs
         return _compare(args)
 
@@ -112,26 +112,26 @@ def read_recipe(args: Args) -> Recipe:
     for name in args.runs if args.seeds else ():
         if not {None, *args.seeds} & set(own := recipe.seeds_of(name)):
             seeds = ", ".join(map(str, own))
-            raise ValueError(f"{name} has seeds of its own in this recipe, and none of those asked for: {seeds}")
+            raise ValueError(f"this recipe has {name} only for seeds {seeds}: name one of them in --seeds")
     return recipe
 
 
 def collect(maker: Comparison, reader: Comparison, args: Args, left_out: dict[str, str]) -> tuple[dict, list[str]]:
-    """Run what was requested, and read the rest. Returns the results, and which runs stopped by themselves, and why."""
+    """Run what was requested, and read the rest. Returns the results, and which runs stopped by themselves, with reasons."""
     recipe, stopped = maker.recipe, []
     results: dict[str, Any] = {"recipe": asdict(recipe), "missing": [], **{key: {} for key in BY_AGENT}}
     baselines = [name for name in recipe.baselines if name not in left_out]
     for seed in (None, *recipe.seeds):
-        for name in (*recipe.runs, *baselines):  # what trains for as long as a run comes after it
+        for name in (*recipe.runs, *baselines):  # baselines come after the run whose time they get
             if seed not in recipe.seeds_of(name):
                 continue
             is_asked = name in (args.runs or (name,)) and seed in (None, *(args.seeds or recipe.seeds))
             makes = is_asked and not args.report
             try:
                 (maker if makes else reader).add(name, seed, results)
-            except retry.ToolsFailed:  # what is dead for one is dead for all
+            except retry.ToolsFailed:  # the tools fail for all agents
                 raise
-            except signals.TrainingStopped as stop:  # the others go on
+            except signals.TrainingStopped as stop:  # the others continue
                 stopped.append(f"{recipe.title_of(name)}, seed {seed}: {stop}")
                 results["missing"].append(f"{recipe.title_of(name)}, seed {seed}")
             except (NotThere, SettingsDiffer) as gap:
@@ -148,7 +148,7 @@ def _compare(args: Args) -> dict:
     try:
         recipe = read_recipe(args)
         columns, left_out = check.check(recipe)
-    except ValueError as error:  # nothing is done yet but to look at what was asked for
+    except ValueError as error:  # nothing has run yet: the arguments are wrong
         raise UserError(str(error)) from error
     except OSError as error:
         raise FileNotFoundError(f"{error}\n{recipe.hint}".strip()) from error
@@ -166,7 +166,9 @@ def _compare(args: Args) -> dict:
     if trained := [Path(run["folder"]) for runs in results["training"].values() for run in runs if run.get("folder")]:
         html_report.write_beside(out, trained)
     if stopped:
-        raise signals.TrainingStopped(f"not all came to an end; what did is in {out}. {'; '.join(stopped)}")
+        raise signals.TrainingStopped(
+            f"some runs did not finish; results of the others are in {out}. {'; '.join(stopped)}"
+        )
     return results
 
 

@@ -22,8 +22,8 @@ from trainers.models.loading import load_policy
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import start_policy
 
-STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
-# Of summaries.
+STARTED_FILE = "start.json"  # in the folder of an SFT that ran elsewhere: the path of its checkpoint
+# Values of a run's summary that the results keep.
 KEPT = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "heldout_loss", "symptoms")
 
 
@@ -34,11 +34,11 @@ class Comparison:
     recipe: Recipe
     out: Path  # its folder, with one for each run or baseline of each seed
     columns: Mapping[str, Column]
-    read_only: bool = False  # make nothing: what is not there raises `NotThere`
+    read_only: bool = False  # make nothing: a missing result raises `NotThere`
 
     def add(self, name: str, seed: int | None, results: dict) -> None:
         """Train and evaluate a run or a baseline, unless its folder holds it, and append it to ``results``. ``seed``: None for a
-        baseline that no seed changes. Raises `SettingsDiffer` if the folder holds a run with other settings."""
+        baseline that depends on no seed. Raises `SettingsDiffer` if the folder holds a run with other settings."""
         recipe, title = self.recipe, self.recipe.title_of(name)
         folder = self.out / (name if seed is None else f"{name}-{seed}")
         args, base_model = recipe.base(seed or 0), ""
@@ -59,8 +59,8 @@ class Comparison:
                 model, base_model = self.first_model(args.seed), args.base_model
 
             self._evaluate(name, name, seed, model, base_model, results)
-            if spent is not None:  # of what ran elsewhere nothing is known: {}
-                kept = {key: spent[key] for key in (*KEPT, "folder") if key in spent}
+            if spent is not None:
+                kept = {key: spent[key] for key in (*KEPT, "folder") if key in spent}  # {} for training elsewhere
                 results["training"].setdefault(title, []).append(kept)
                 if name in recipe.runs:
                     results["curves"].setdefault(title, []).append(spent["curve"])
@@ -68,7 +68,7 @@ class Comparison:
                 self._evaluate(f"naive-rag:{name}", name, seed, model, base_model, results)
 
     def _evaluate(self, agent: str, name: str, seed: int | None, model: str, base_model: str, results: dict) -> None:
-        """Append the rows of an agent, which also are a file in the folder of the run or baseline ``name``."""
+        """Evaluate an agent, append its rows to ``results`` and write them to the folder of the run or baseline ``name``."""
         args, folder = self.recipe.base(seed or 0), self.out / (name if seed is None else f"{name}-{seed}")
 
         def make_player() -> Player:
@@ -93,7 +93,7 @@ class Comparison:
     # -- what everything of a seed starts from ---------------------------------------------------------------------
 
     def first_model(self, seed: int) -> str:
-        """The model before any training: the recipe's, or a checkpoint of the tiny one after its cold start, beside the runs."""
+        """The model before any training: the recipe's, or for the tiny one a checkpoint of its cold start, beside the runs."""
         args = self.recipe.base(seed)
         if args.model != "tiny":
             return args.model
@@ -113,7 +113,7 @@ class Comparison:
         return str(folder)
 
     def fine_tune(self, seed: int) -> dict:
-        """The summary of [sft]; if that ran elsewhere, only its ``checkpoint``."""
+        """Run [sft], or find it; return its summary, or if it ran elsewhere only its ``checkpoint``."""
         folder = self.out / f"sft-{seed}"
         if (folder / STARTED_FILE).exists():
             return json.loads((folder / STARTED_FILE).read_text(encoding="utf-8"))
@@ -122,9 +122,9 @@ class Comparison:
             return compute_matched.fine_tune(self.recipe.sft_arguments(seed), folder)
 
     def start_from(self, start: Path, seed: int) -> None:
-        """Take what [sft] left elsewhere as that of this seed."""
+        """Use the checkpoint ``start``, made elsewhere, instead of the [sft] of this seed."""
         if not self.recipe.sft:
-            raise ValueError(f"the recipe {self.recipe.name!r} has no [sft], whose result --start takes: leave it out")
+            raise ValueError(f"the recipe {self.recipe.name!r} has no [sft] for --start to replace: leave out --start")
         folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
         if folder.exists() and (not (folder / STARTED_FILE).exists() or self.fine_tune(seed) != found):
             raise ValueError(f"{folder} is there already: leave out --start, or give another --out")
@@ -132,8 +132,8 @@ class Comparison:
         durable.write_text(folder / STARTED_FILE, json.dumps(found))
 
     def start(self, seed: int) -> dict[str, Any]:
-        """Arguments of what trains after [sft]: the model, and that its adapter, if it has one, is trained further. Nothing
-        where there is no [sft]. An adapter from elsewhere is put on the recipe's model, whatever base it names."""
+        """Arguments of the training after [sft]: its model, and to train its adapter further, if there is one; {} if there is
+        no [sft]. An adapter from elsewhere is put on the recipe's model, whatever base it names."""
         if not self.recipe.sft:
             return {}
         args, model = self.recipe.base(seed), self.fine_tune(seed)["checkpoint"]
@@ -154,19 +154,19 @@ class Comparison:
             was_interrupted = checkpoint.latest(folder) is not None
             train = ALGORITHMS[self.recipe.runs[name].algorithm][0]
             train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
-            gc.collect()  # before the next one takes as much memory
+            gc.collect()  # frees memory for the next run
         summary = compute_matched.read_summary(folder)
         check_settings(folder, summary, args)
         curve, seconds = read_curve(read_metrics(folder / METRICS_FILE), summary["score"])
         return summary | {"seconds": seconds, "curve": curve}
 
     def budget(self, seed: int) -> float:
-        """Seconds of training of the `COMPUTE_MATCHED` baselines."""
+        """Training time of the `COMPUTE_MATCHED` baselines, in seconds."""
         recipe = self.recipe
         if not recipe.budget:
             return recipe.base(seed).max_seconds
         if seed not in recipe.seeds_of(recipe.budget):
-            raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")
+            raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed}, whose time is the budget")
         return self.train_run(recipe.budget, seed)["seconds"]
 
     def train_compute_matched(self, name: str, seed: int) -> dict:
@@ -196,13 +196,13 @@ class Comparison:
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     def _need(self, folder: Path, what: str) -> None:
-        """Raise `NotThere` where nothing is to be made, and ``folder`` holds no finished run."""
+        """Raise `NotThere` if nothing may be made and ``folder`` holds no finished run."""
         if self.read_only and not (folder / "summary.json").exists():
             lines = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
             raise NotThere(f"{what} (stopped after {lines[-1]['step']} updates)" if lines else what)
 
     def _lock(self, name: str) -> AbstractContextManager:
-        """Hold what is made under this name: another part of the comparison, in another process, waits for it."""
+        """Lock what is made under this name, so that another process of the comparison waits for it."""
         if self.read_only:
             return nullcontext()
         self.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""Baselines at equal compute, which reinforcement learning must beat: as many seconds from the same start, spent otherwise.
-More SFT on the demonstrator, more fine-tuning on the same demonstrations, or rejection sampling, which learns from the
-policy's own right answers.
+"""Baselines at equal compute, which reinforcement learning must beat: the same seconds from the same start.
+
+They are a longer cold start on the demonstrator, more SFT on the same demonstrations, or rejection sampling, which learns
+from the policy's own correct answers.
 """
 
 import copy
@@ -33,7 +34,7 @@ _BATCHES = "batches.jsonl"
 
 
 def fine_tune(args: sft.Args, folder: Path) -> dict:
-    """A run of `trainers.sft` in ``folder``: found there, resumed, or begun; returns its summary."""
+    """Run `trainers.sft` in ``folder``, resume it, or find it finished; return its summary."""
     if not (folder / "summary.json").exists():
         was_interrupted = checkpoint.latest(folder) is not None
         sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
@@ -48,7 +49,7 @@ def read_summary(folder: Path) -> dict:
 
 
 def is_imitated(folder: Path, seconds: float, start: str) -> bool:
-    """Whether ``folder`` holds what `continue_imitation` made of this start in as many ``seconds``."""
+    """Whether ``folder`` holds the result of `continue_imitation` for this start and ``seconds``."""
     extra = checkpoint.read_extra(folder) if checkpoint.is_checkpoint(folder) else {}
     return (extra.get("asked"), extra.get("start")) == (seconds, start)
 
@@ -60,8 +61,8 @@ def continue_imitation(
     """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``, over which the learning
     rate falls to zero.
 
-    ``folder`` keeps the result, which a second call for the same seconds finds; ``start`` tells ``base`` from other starts.
-    Returns the policy; and the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
+    ``folder`` keeps the result, which a second call for the same seconds and ``start`` finds; ``start`` identifies ``base``.
+    Returns the policy, and a dictionary with the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
     """
     if is_imitated(folder, seconds, start):
         return load_policy(folder), checkpoint.read_extra(folder)
@@ -86,11 +87,11 @@ def continue_imitation(
 
 
 def more_sft(args: sft.Args, demonstrations: Path, seconds: float, folder: Path) -> dict:
-    """The same demonstrations once more, for ``seconds``, with a schedule of its own.
+    """Fine-tune once more on the same demonstrations, for ``seconds``, with a new schedule.
 
     Args:
-        args: with the model to start from.
-        demonstrations: the run that holds them; if it does not, they are made again.
+        args: arguments of SFT, with the model to start from.
+        demonstrations: folder of the run that holds them; if it does not, they are made again.
     """
     if (demonstrations / FILE).exists():
         args = replace(args, episodes=(str(demonstrations.resolve()),), script=(), messages=(), sample=0)
@@ -98,19 +99,19 @@ def more_sft(args: sft.Args, demonstrations: Path, seconds: float, folder: Path)
 
 
 def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts: int, questions: int) -> dict:
-    """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
-    RAFT, Dong et al. 2023). Half of each round goes into sampling.
+    """Sample answers to training questions and learn from the correct ones, in ``ROUNDS`` rounds (expert iteration, Anthony
+    et al. 2017; RAFT, Dong et al. 2023). Sampling takes half of the time of each round.
 
-    Nothing is held out and the last weights count: what is held out of one round may have been learned in another.
+    No episode is held out, and the last weights are the result: one held out of a round may have been learned in another.
 
     Args:
-        args: with the model to start from; of each question at most ``args.keep`` right episodes of a round are learned from.
-        seconds: of all rounds together, sampling included.
-        attempts: at each question.
-        questions: in one batch of sampling.
+        args: arguments of SFT, with the model to start from; a round keeps at most ``args.keep`` correct episodes a question.
+        seconds: time of all rounds together, sampling included.
+        attempts: number of attempts at each question.
+        questions: number of questions in one batch of sampling.
 
     Returns:
-        The summary of the last fine-tuning, with ``seconds`` of everything, and what was ``sampled`` and ``kept``.
+        The summary of the last fine-tuning, with the ``seconds`` of all rounds, and the episodes ``sampled`` and ``kept``.
     """
     files: list[str] = []
     spent, sampled, summary = 0.0, 0, {"checkpoint": args.model}
@@ -118,9 +119,9 @@ def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts
         left = seconds * (number + 1) / ROUNDS - spent
         here = replace(args, model=summary["checkpoint"], seed=args.seed + 1000 * number)
         if number and here.model != args.model:
-            here = replace(here, lora_rank=0)  # its adapter is trained further
+            here = replace(here, lora_rank=0)  # trains its adapter further
         sampled_in, learned_in = folder / f"sampled-{number}", folder / f"round-{number}"
-        if (learned_in / "summary.json").exists():  # no more is sampled, whatever the budget is now
+        if (learned_in / "summary.json").exists():  # nothing more is sampled, even if the budget has changed
             records = _read_batches(sampled_in)
         else:
             records = _sample(here, attempts, left / 2, sampled_in, questions)
@@ -134,7 +135,7 @@ def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts
             )  # fmt: skip
             summary = fine_tune(learn, learned_in)
             took += summary["seconds"]
-        else:  # nothing was right: there is nothing to learn from yet
+        else:  # no episode was correct: there is nothing to learn from yet
             learned_in.mkdir(parents=True, exist_ok=True)
             durable.write_text(learned_in / "summary.json", json.dumps(summary))
         spent += took
@@ -142,14 +143,14 @@ def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts
 
 
 def _read_batches(folder: Path) -> list[dict]:
-    """A record for each batch that was sampled into ``folder``."""
+    """Read the records of the batches that were sampled into ``folder``."""
     return read_metrics(folder / _BATCHES) if (folder / _BATCHES).exists() else []
 
 
 def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path, at_once: int) -> list[dict]:
-    """Sample for ``seconds`` in batches, each kept in a file: one record for each, with those of an earlier call.
+    """Sample for ``seconds`` in batches, each kept in a file; return one record for each, including those of earlier calls.
 
-    Questions come in an order drawn by the seed, none twice before each came once.
+    The seed draws the order of the questions; none comes twice before all have come once.
     """
     records = _read_batches(folder)
     if sum(record["seconds"] for record in records) >= seconds:

@@ -1,4 +1,4 @@
-"""The learning curves of a comparison: their mean, how soon it reaches a level; and the pictures of curves and scores."""
+"""The learning curves of a comparison: their mean, when it reaches a level, and the pictures of curves and scores."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ class MeanCurve(NamedTuple):
 
 
 def read_curve(lines: Iterable[Mapping[str, Any]], score: str) -> tuple[list[Point], float]:
-    """The held-out evaluations in the metrics of a run; and the seconds that all its rollouts and updates took."""
+    """Read the held-out evaluations from the metrics of a run, and the seconds that all its rollouts and updates took."""
     seconds, points = 0.0, []
     for line in lines:
         seconds += line.get("time/rollout", 0.0) + line.get("time/update", 0.0)
@@ -45,10 +45,10 @@ def mean_curve(runs: Sequence[Sequence[Point]]) -> MeanCurve:
 
 
 def point_reaching(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
-    """Episodes and seconds until the mean curve is first as high as ``level``, or None. Nothing is interpolated: between two
+    """Episodes and seconds until the mean curve first reaches ``level``, or None. Nothing is interpolated: between two
     evaluations the later one counts."""
     curve = mean_curve(runs)
-    found = np.flatnonzero(curve.score >= level - 1e-9)  # a curve must reach its own end
+    found = np.flatnonzero(curve.score >= level - 1e-9)  # tolerance: a curve reaches its own end
     return (int(curve.episodes[found[0]]), float(curve.seconds[found[0]])) if len(found) else None
 
 
@@ -85,7 +85,8 @@ def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: 
 def draw_scores(
     scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, title: str, subtitle: str
 ) -> None:  # fmt: skip
-    """Draw final scores, a panel for each column: of each agent the mean over seeds and half of its 95% CI, None for one seed."""
+    """Draw final scores, a panel for each column. ``scores``: of each agent by column, the mean over seeds and half of its 95%
+    CI, None for one seed."""
     columns = list(dict.fromkeys(column for own in scores.values() for column in own))
     rows, wide = (1, len(columns)) if len(columns) <= 5 else figures.grid(len(columns))
     height = 0.7 + rows * (0.6 + 0.25 * len(scores))
@@ -108,7 +109,7 @@ def _finish(axes: Axes, means: Mapping[str, MeanCurve], x_label: str) -> None:
     low = min(0.0, *(float(mean.scores.min()) for mean in means.values()))
     high = max(float(mean.scores.max()) for mean in means.values())
     axes.set(xlabel=x_label, xlim=(0, max(float(mean.episodes[-1]) for mean in means.values()) or 1))
-    axes.set_ylim(low, max(axes.get_ylim()[1], high + 0.05 * (high - low)))  # or a curve lies on the edge
+    axes.set_ylim(low, max(axes.get_ylim()[1], high + 0.05 * (high - low)))  # else a curve lies on the edge
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.locator_params(axis="x", nbins=3)
     axes.tick_params(labelbottom=bool(x_label))

@@ -1,4 +1,4 @@
-"""The agents of a comparison, several at once: each seed of each in a process of its own."""
+"""Run several agents of a comparison at once, each seed of each agent in its own process."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ from typing import Any
 from experiments.recipe import Recipe
 from trainers.runtime.errors import UserError
 
-_FIRST = ("naive-rag", "base", "zero-shot", "sft")  # what others start from, and what is not trained
+_FIRST = ("naive-rag", "base", "zero-shot", "sft")  # agents that others start from, or that are not trained
 
 
 def run_jobs(recipe: Recipe, args: Any, left_out: Iterable[str], out: Path) -> list[str]:
-    """Run the agents that ``args`` ask for, ``args.jobs`` at once. Returns what failed, and where its output is."""
+    """Run the agents that ``args`` ask for, ``args.jobs`` at once. Returns a line for each that failed, with its log file."""
     if recipe.budget:
         raise UserError(f"with jobs, agents must not wait for {recipe.budget!r}, which is the budget: give seconds")
     waiting = [job for job in _list_jobs(recipe, args) if job[0] not in left_out]
@@ -29,7 +29,8 @@ def run_jobs(recipe: Recipe, args: Any, left_out: Iterable[str], out: Path) -> l
             while waiting and len(running) < args.jobs:
                 name, seed = waiting.pop(0)
                 label = name if seed is None else f"{name}-{seed}"
-                words = _write_options(args, runs=(name,), seeds=() if seed is None else (seed,), jobs=1, out=out)
+                own = {"start": None, "seeds": ()} if seed is None else {"seeds": (seed,)}
+                words = _write_options(args, runs=(name,), jobs=1, out=out, **own)
                 with (out / "jobs" / f"{label}.log").open("a") as log:
                     command = [sys.executable, "-m", "experiments.compare", *words]
                     running[label] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -54,7 +55,7 @@ def _list_jobs(recipe: Recipe, args: Any) -> list[tuple[str, int | None]]:
 
 
 def _write_options(args: Any, **changes: Any) -> list[str]:
-    """Arguments as words of the command line; those with their default are left out."""
+    """Write arguments as words of the command line; those with their default are left out."""
     words = []
     for option in fields(args):
         value = changes.get(option.name, getattr(args, option.name))

@@ -3,7 +3,7 @@
     python -m experiments.pictures                     # all of them, in half a minute
     python -m experiments.pictures masks echo_trap
 
-A picture is named for its page. Its title is the finding, so it is written here and not in a recipe.
+A picture has the name of its page. Its title is the finding, so it is written here and not in a recipe.
 """
 
 import json
@@ -55,7 +55,7 @@ def read(name: str) -> dict:
 
 
 def game_scores(results: Mapping, lines: tuple[str, ...]) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """By agent and way of decoding, and by line of the table: the mean over seeds and half of its interval."""
+    """By agent and way of decoding, and by line of the table: the mean over seeds and half of its 95% CI."""
     seeds = {line: own for game, own in results["seeds"].items() for line in results["scripts"][game] if line in lines}
     return {
         f"{agent}, {how}": {

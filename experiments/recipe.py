@@ -1,4 +1,4 @@
-"""What is compared: the parts of a recipe, and the arguments that its runs get from it. `experiments.recipe_file` reads one."""
+"""The parts of a recipe, and the arguments that its runs get from it. `experiments.recipe_file` reads a recipe."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ BASELINES = {
 SCRIPTS = {
     "constant": "constant",
     "rule": "scripted",
-}  # baselines without a policy: the script of the task that each is
-COMPUTE_MATCHED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
+}  # baselines without a policy: the task's script that each one runs
+COMPUTE_MATCHED = ("imitation", "more-sft", "rejection-sampling")  # trained for the same seconds as a run
 NEED_SFT = ("zero-shot", "sft", "more-sft")
 ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
@@ -40,9 +40,9 @@ def names_of(args: Any) -> set[str]:
     return {option.name for option in fields(args)}
 
 
-# What decides about the policy that training starts from; all runs of a seed have one start.
+# Options that decide which policy training starts from; all runs of a seed have the same start.
 START = {"model", "dtype", *(name for name in names_of(ModelArgs) if name.startswith("cold_start"))}
-# Of [arguments], what fine-tuning has in common with the runs: the model, and how it samples.
+# Options of [arguments] that fine-tuning shares with the runs: the model, and how it samples.
 SHARED_WITH_SFT = ({"model", "dtype"} | names_of(ModelArgs) - START | names_of(SamplingArgs)) & names_of(SFTArgs) - {
     "lora_rank"
 }
@@ -58,7 +58,7 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRun:
-    """One run of a recipe. Its ``env_kwargs`` and ``arguments`` are put over those of the recipe."""
+    """One run of a recipe. Its ``env_kwargs`` and ``arguments`` override those of the recipe."""
 
     title: str
     algorithm: str
@@ -68,8 +68,8 @@ class RecipeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is compared. Its fields are the keys of the file, which `experiments.recipe_file` explains; ``name`` is that of the
-    file."""
+    """A comparison. Its fields are the keys of the file, which `experiments.recipe_file` explains; ``name`` is the file's name
+    without ".toml"."""
 
     name: str
     title: str
@@ -101,19 +101,19 @@ class Recipe:
         return self.runs[name].title if name in self.runs else BASELINES[name]
 
     def seeds_of(self, name: str) -> list[int | None]:
-        """The seeds of a run or a baseline; a single None for what no seed changes."""
+        """The seeds of a run or a baseline; [None] for a baseline that depends on no seed."""
         has_cold_start = self.base(0).model == "tiny"  # which depends on the seed
         if name in SCRIPTS or (name in ("naive-rag", "base", "zero-shot") and not has_cold_start):
             return [None]
         return list(self.own_seeds.get(name, self.seeds))
 
     def base(self, seed: int) -> TrainArgs:
-        """The arguments of the policy that every run starts from; with [sft], before that."""
+        """The arguments of the policy that every run starts from, before [sft] if there is one."""
         given = {name: value for name, value in self.arguments.items() if name in names_of(TrainArgs)}
         return self._fill_in(TrainArgs(seed=seed), given, {})
 
     def run_arguments(self, name: str, seed: int, **start: Any) -> TrainArgs:
-        """The arguments of one run. ``start``: of the model that it starts from, if that is one after [sft]."""
+        """The arguments of one run. ``start``: those of the model after [sft], if the recipe has one."""
         run = self.runs[name]
         preset = replace(ALGORITHMS[run.algorithm][1], seed=seed)
         given = {name: value for name, value in self.arguments.items() if name in names_of(preset)}
@@ -123,7 +123,7 @@ class Recipe:
             raise ValueError(f"run {name!r} of the recipe {self.name!r}: {error}") from error
 
     def sft_arguments(self, seed: int, sampled: bool = False, **start: Any) -> SFTArgs:
-        """The arguments of supervised fine-tuning before all runs of a seed, or if ``sampled`` of rejection sampling."""
+        """The arguments of SFT before all runs of a seed or, if ``sampled``, of SFT in rejection sampling."""
         given = {name: value for name, value in self.arguments.items() if name in SHARED_WITH_SFT} | self.sft
         if sampled:
             given |= self.rejection_sampling
@@ -134,8 +134,8 @@ class Recipe:
             raise ValueError(f"[{table}] of the recipe {self.name!r}: {error}") from error
 
     def _fill_in(self, preset: Any, given: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> Any:
-        """A preset with values of the recipe, whose types it checks itself."""
+        """Fill a preset with values of the recipe; the preset checks their types."""
         values = dict(given)
-        if isinstance(preset, TrainArgs):  # the closing table of a run is short: the comparison has one of its own
+        if isinstance(preset, TrainArgs):  # a run's closing table is short, since the comparison has its own
             values.setdefault("final_questions", values.get("eval_questions", preset.eval_questions))
         return replace(preset, **values, env=self.env, env_kwargs=json.dumps({**self.env_kwargs, **env_kwargs}))

@@ -7,24 +7,24 @@
     baselines = ["naive-rag", "base", "imitation"]
     reference = ["grpo"]                    # runs or baselines: the table gets all differences to them
     pooled = ["2 hops", "4 hops"]           # columns whose questions are also scored as one: differences are of these
-    naive_rag_of = ["grpo"]                 # trained agents whose model also answers after one search, in rows of their own
-    reach = "grpo"                          # a run: how many episodes do the others take to come as far as its end?
-    budget = "grpo"                         # a run: compute-matched baselines train for as many seconds as this one;
+    naive_rag_of = ["grpo"]                 # trained agents whose model also answers after one search, in extra rows
+    reach = "grpo"                          # a run: how many episodes do the others take to reach its final score?
+    budget = "grpo"                         # a run: compute-matched baselines train for the same seconds, after it;
                                             # without it for the max_seconds of [arguments], and wait for no run
     note = "Another table."                 # Markdown below the table
-    hint = "Download the data."             # said where the model or data is missing
+    hint = "Download the data."             # printed if the model or data is missing
 
-    [own_seeds]                             # of runs and baselines that have not all of them
+    [own_seeds]                             # of runs and baselines that do not have all of them
     no-mask = [0]
     [env_kwargs]                            # of training
     hops = [2, 3]
     [sft]                                   # supervised fine-tuning of a pretrained model, from which every run starts
     script = "oracle"                       # any option of trainers.sft
-    [rejection_sampling]                    # likewise in the baseline of that name, over those of [sft]
+    [rejection_sampling]                    # the same for the baseline of that name; overrides [sft]
     lr = 1e-3
-    [arguments]                             # of every run that has them: any option of its algorithm's command
+    [arguments]                             # any option of a run's command; for all runs whose algorithm has it
     updates = 25
-    [tasks."4 hops"]                        # a column of the table, and what is other in it than in training
+    [tasks."4 hops"]                        # a column of the table, and how it differs from training
     env_kwargs = { hops = 4 }
     [runs.grpo]
     algorithm = "grpo"
@@ -33,10 +33,10 @@
     algorithm = "grpo"
     loss_mask = false
 
-A column with an ``env`` of its own gets its own ``env_kwargs`` only; after training on a mixture, over those that all tasks
-of the mixture share. A run's own ``env_kwargs`` are put over the recipe's in its training, never in a column. What a run
-starts from and how it is evaluated is the same for all: only [arguments] and [sft] say it. The `model` of [arguments] is what
-[sft] starts from; if that leaves an adapter, the runs train it further. A ``budget`` run must have the seeds of the baseline.
+A column with an ``env`` of its own gets only its own ``env_kwargs``; after training on a mixture, also those that all tasks of
+the mixture share. A run's ``env_kwargs`` override the recipe's in its training, never in a column. All runs have the same
+start and evaluation, which only [arguments] and [sft] set. [sft] starts from the ``model`` of [arguments]; if it leaves an
+adapter, the runs train it further. A ``budget`` run must have the seeds of the baselines.
 """
 
 import re
@@ -68,10 +68,10 @@ def read(
     questions: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None,
 ) -> Recipe:  # fmt: skip
-    """A shipped recipe by its name, or a file, with what the command line wants otherwise.
+    """Read a shipped recipe by its name, or a file, with the changes of the command line.
 
-    ``seeds`` are besides those of the recipe; ``env_kwargs`` and ``arguments`` are put over the recipe's and under those of a
-    run or a column. Raises a ValueError if there is no such recipe, or the file is none.
+    ``seeds`` are added to those of the recipe. ``env_kwargs`` and ``arguments`` override the recipe's, but not those of a run
+    or a column. Raises a ValueError if there is no such recipe, or the file is not a valid one.
     """
     name, content = read_toml(name_or_path)
     recipe, new, known = make(name, content), dict(arguments or {}), dict(content.get("arguments", {}))
@@ -93,7 +93,7 @@ def read(
 
 
 def make(name: str, content: Mapping[str, Any]) -> Recipe:
-    """A recipe from the content of its file."""
+    """Make a recipe from the content of its file. Raises a ValueError if it is not valid."""
     where = f"the recipe {name!r}"
     _check_keys(where, content, names_of(Recipe) - {"name"})
     if "title" not in content or not content.get("runs"):
@@ -157,7 +157,7 @@ def _check_seeds(where: str, recipe: Recipe) -> None:
 
 
 def _check_names(where: str, recipe: Recipe) -> None:
-    """What names runs, baselines and columns: that they exist, and that none is there twice."""
+    """Check that all runs, baselines and columns that are named exist, and that none is named twice."""
     runs, agents = list(recipe.runs), [*recipe.runs, *recipe.baselines]
     known = {
         "baselines": list(BASELINES), "reference": agents, "own_seeds": agents, "pooled": list(recipe.tasks), "reach": runs,
@@ -179,7 +179,7 @@ def _check_names(where: str, recipe: Recipe) -> None:
 
 
 def _check_baselines(where: str, recipe: Recipe) -> None:
-    """[sft], [rejection_sampling], and the baselines that need one, or a budget, or make no sense beside them."""
+    """Check [sft] and [rejection_sampling], and that the baselines fit them and have a budget if they need one."""
     options = names_of(sft.Args) - SET_BY_COMPARISON - {"model"}
     _check_keys(f"[sft] of {where}", recipe.sft, options)
     _check_keys(f"[rejection_sampling] of {where}", recipe.rejection_sampling, options)

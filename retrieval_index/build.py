@@ -32,7 +32,7 @@ from retrieval_index.verified_array import SUMS
 
 Backend = Literal["bm25", "rank-bm25", "dense", "hybrid"]
 _INDEXES = {index.backend: index for index in (BM25Index, RankBM25Index, DenseIndex, HybridIndex)}
-_STORED_FILE = "stored.json"  # says that all passages are in the staging folder
+_STORED_FILE = "stored.json"  # marks that all passages are in the staging folder
 
 
 def build(
@@ -46,11 +46,11 @@ def build(
 
     Args:
         passages: passages in the order of the rows. A `Corpus` is indexed as it is.
-        keep_duplicates: keep passages of equal title and text; by default they are taken once, and
-            `corpus.duplicates_left_out` of the index counts the others.
+        keep_duplicates: keep passages whose title and text equal those of an earlier one. By default they are left
+            out, and `corpus.duplicates_left_out` of the index counts them.
         backend: "bm25", "rank-bm25" (slow), "dense" (vectors in FAISS) or "hybrid" (BM25 and dense, fused).
-        **options: of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build` ("rank-bm25" and "hybrid"
-            take the last two); `encoder` and `factory` of `DenseIndex.build`, also for "hybrid".
+        **options: options of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build` ("rank-bm25" and
+            "hybrid" take the last two); `encoder` and `factory` of `DenseIndex.build`, also for "hybrid".
 
     Raises:
         ValueError: an argument is unknown, there is nothing to index, or two different passages have one id.
@@ -76,12 +76,13 @@ def build_folder(
 ) -> None:
     """Build an index folder from files or a data set, in bounded memory.
 
-    An index at `folder` is replaced in one step when the new one is complete. A killed build continues with the same arguments.
+    An index at `folder` is replaced in one step when the new one is complete. Call with the same arguments to continue a
+    killed build.
 
     Args:
         source, split: see `read_passages`.
         folder: folder of the index.
-        shards: number of parts, each an index in its own folder, that are searched as one.
+        shards: number of parts. Each is an index in its own folder; they are searched as one.
         progress: draw progress bars on standard error.
         backend, keep_duplicates, **options: see `build`.
 
@@ -99,8 +100,8 @@ def build_folder(
     request = json.loads(json.dumps(request, default=str))
     with publishing(folder, request) as staging, progress_bars() if progress else nullcontext(silent) as track:
         if (staging / MANIFEST_FILE).is_file():
-            return  # complete: an earlier build came to its end, and was killed or failed to publish it
-        for stale in staging.rglob(f"*{SUMS}"):  # of a build that ended between them and its manifest
+            return  # complete: an earlier build finished, but was killed or failed before publishing
+        for stale in staging.rglob(f"*{SUMS}"):  # of a build that was killed before its manifest
             stale.unlink()
         work, spent = staging / "work", staging / ".work"
         shutil.rmtree(spent, ignore_errors=True)
@@ -116,14 +117,14 @@ def build_folder(
         else:
             _build_shards(index, corpus, shards, staging, work, track, options)
             stored_as, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
-        os.replace(work, spent)  # out of sight first: half of it must not be gone on with
+        os.replace(work, spent)  # rename it first: no build may continue from half of it
         shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, corpus)
 
 
 def _check_build(source: str | Path, backend: Backend, shards: int, options: dict) -> tuple[Any, dict]:
-    """The class of the index and its options, with what is wrong said now, and not when all passages are stored."""
+    """Return the class of the index and its options. Raises for wrong arguments now, before the passages are stored."""
     index = _index_class(backend, options)
     if shards < 1 or (shards > 1 and backend in ("hybrid", "rank-bm25")):
         most = "1 for this backend" if backend in ("hybrid", "rank-bm25") else "at least 1"
@@ -145,11 +146,11 @@ def load(
 ) -> Index:
     """Open an index folder after checking its files against their checksums.
 
-    Postings and vectors are read when searches need them, and verified then, see `verified_array`.
+    Postings and vectors are read and verified when a search needs them, see `verified_array`.
 
     Args:
         verify: see `store.verify`.
-        encoder: encoder of a dense or hybrid index, if its model is not where it was at the time of the build.
+        encoder: encoder of a dense or hybrid index, if its model has moved since the build.
     """
     options = {} if encoder is None else {"encoder": encoder}
     for _ in range(3):
@@ -173,7 +174,7 @@ def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options
             part = folder / f"shard-{number}"
             shards.append(_open(part, store.read_manifest(part), verify, options))
             if isinstance(shards[0], DenseIndex) and shards[0].parameters["encoder"] != "tfidf-svd":
-                options = options | {"encoder": shards[0].encoder}  # a model is loaded once
+                options = options | {"encoder": shards[0].encoder}  # load the model only once
         if isinstance(shards[0], DenseIndex):
             for shard in shards:
                 shard.encoder = shards[0].encoder
@@ -184,17 +185,17 @@ def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options
         searcher = _index_class(manifest["backend"], {}).open(
             folder, Corpus.open(folder), manifest["parameters"], **options
         )
-    searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
+    searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # otherwise computed from all passages
     searcher.corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
     searcher.reopen = partial(_reopen, folder, manifest["checksum"], verify=verify, **options)
     return searcher
 
 
 def _reopen(folder: Path, checksum: str, **options: Any) -> Index:
-    """Load what another process has open."""
+    """Load again the index that another process has open. Raises `IndexCorrupt` if it has been replaced."""
     searcher = load(folder, **options)
     if store.read_manifest(folder)["checksum"] != checksum:
-        raise store.IndexCorrupt(f"{folder} is another index than it was when it was opened: open it anew everywhere")
+        raise store.IndexCorrupt(f"{folder} holds another index than when it was opened: load it again everywhere")
     return searcher
 
 
@@ -211,19 +212,19 @@ def _index_class(backend: str, options: dict):
 
 
 def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder: Path, track: Track) -> int:
-    """Stream the source into `folder`, unless an earlier build did. Returns how many duplicates were left out."""
+    """Stream the source into `folder`, unless an earlier build did. Returns the number of duplicates left out."""
     done = folder / _STORED_FILE
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
     unique = Deduplicated(track(read_passages(source, split=split), "Storing passages", None), keep_duplicates)
     write_passages(unique, folder)
-    durable.sync_tree(folder)  # what is done must be there before it is said to be
+    durable.sync_tree(folder)  # the passages must be on disk before the mark
     durable.write_text(done, json.dumps(unique.duplicates))
     return unique.duplicates
 
 
 def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path, track: Track, options: dict) -> None:
-    """Build each shard as an index of its own, with what all must share: statistics, or the encoder."""
+    """Build each shard as an index of its own. All shards share the BM25 statistics or the encoder."""
     if shards > len(corpus):
         raise ValueError(f"{len(corpus)} passages cannot be cut into {shards} shards")
     bounds = [len(corpus) * number // shards for number in range(shards + 1)]
@@ -247,9 +248,9 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
 
 
 def _describe_source(source: str | Path) -> list:
-    """Which files, of which size and time: a build goes on only from the same source."""
+    """List the files of a source with size and time of change: a build continues only from the same source."""
     path = Path(str(source).removeprefix("hf:").partition(":")[0])
     if not path.exists():
         return [str(source)]
-    files = sorted(files_in(path)) if path.is_dir() else [path]  # the index itself may be built in it
+    files = sorted(files_in(path)) if path.is_dir() else [path]  # without an index built in it
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -1,4 +1,4 @@
-"""A memory of recent queries. In group rollouts the same questions are asked again and again."""
+"""Cache of recent queries: in group rollouts the same questions are asked many times."""
 
 import threading
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from collections import OrderedDict
 from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher, check_request
 
-_PASSAGES = 10  # that are kept for a query, on average
+_PASSAGES = 10  # passages kept per query, on average
 
 
 class CachedSearcher:

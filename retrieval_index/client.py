@@ -1,4 +1,4 @@
-"""Search an index that a server holds: `python -m retrieval_index serve`, or Search-R1's own retrieval server."""
+"""Search an index over HTTP, on `python -m retrieval_index serve` or on Search-R1's own retrieval server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BATCH = 64  # queries in a request
 BACKOFF = 0.25  # seconds before the first retry; doubled for each further one
 LONGEST_PAUSE = 30.0  # seconds
-REFUSALS = (400, 413, 414, 422)  # what is asked for is at fault; what else is no answer, others may yet get one
+REFUSALS = (400, 413, 414, 422)  # the request is wrong and is not sent again; after other errors a retry may succeed
 
 
 class SearchFailed(ConnectionError):
@@ -25,18 +25,18 @@ class SearchFailed(ConnectionError):
 
 
 class RemoteSearcher:
-    """`Searcher.search` over HTTP.
+    """`Searcher.search` over HTTP, without the other members of the protocol.
 
-    It has no more of the protocol. Threads and processes may share one: it pickles, and reconnects after a fork.
+    Threads and processes may share a searcher: it pickles, and reconnects after a fork.
 
     Args:
         url: address of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
         timeout: seconds to connect, and for each part of an answer to arrive.
-        retries: further requests after a failed connection, a timeout, or an unexpected answer, with growing pauses: about 2 s in
-            all for three, or the time that the server asks for.
+        retries: further requests after a failed connection, a timeout or an unexpected status, with growing pauses: about 2 s in
+            all for three retries, plus the time that the server asks for.
     """
 
-    io_bound = True  # most of the time, for the server: others may go on meanwhile
+    io_bound = True  # searches mostly wait for the server: other work may run meanwhile
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3):
         import httpx
@@ -54,7 +54,7 @@ class RemoteSearcher:
         self.url = url.rstrip("/").removesuffix(PATH) + PATH
         self.timeout, self.retries = timeout, retries
         self._connections: httpx.Client | None = None
-        self._process = 0  # the one that the connections belong to
+        self._process = 0  # id of the process that opened the connections
 
     def __reduce__(self):
         return partial(RemoteSearcher, timeout=self.timeout, retries=self.retries), (self.url,)
@@ -64,7 +64,7 @@ class RemoteSearcher:
 
         Raises:
             ValueError: the server rejected the request, for the reason in its message.
-            SearchFailed: all tries failed, or the answer was malformed. Never an empty result instead.
+            SearchFailed: all tries failed, or the answer was malformed; never an empty result instead.
         """
         k = check_request(queries, k)
         queries = list(queries)
@@ -87,10 +87,10 @@ class RemoteSearcher:
             raise SearchFailed(f"{self.url} gave a malformed answer: {type(error).__name__}: {error}") from error
 
     def _post(self, body: dict) -> bytes:
-        """The first answer of status 200."""
+        """Send a request, with retries. Returns the content of the first answer with status 200."""
         import httpx
 
-        content = json.dumps(body).encode()  # ASCII: a query that is no Unicode text is for the server to reject
+        content = json.dumps(body).encode()  # ASCII, so encoding never fails: the server rejects invalid text
         failure: httpx.RequestError | None
         for attempt in range(1 + self.retries):
             pause = min(BACKOFF * 2**attempt, LONGEST_PAUSE) * random.uniform(0.5, 1)
@@ -120,7 +120,7 @@ class RemoteSearcher:
 
 
 def _detail(answer: bytes) -> str:
-    """The server's own words, if it has any."""
+    """Return the error message of the server, or the beginning of its answer."""
     try:
         return str(json.loads(answer)["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -128,7 +128,7 @@ def _detail(answer: bytes) -> str:
 
 
 def _retry_after(headers: "httpx.Headers") -> float:
-    """Seconds that the server asks to wait; 0 if it does not say so in seconds."""
+    """Return the seconds that the server asks to wait; 0 without a `Retry-After` in seconds."""
     try:
         return min(max(float(headers["Retry-After"]), 0.0), LONGEST_PAUSE)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Common parts of the commands: subcommands, one-line errors, and a check of the port."""
+"""Common parts of the command lines: subcommands, one-line errors, and a check of the port."""
 
 import contextlib
 import functools
@@ -15,23 +15,23 @@ import tyro
 
 _show_warning = warnings.showwarning
 _MORE = "Got errors", "Argument helptext", "For full helptext"  # parts of tyro's errors
-_told: set[str] = set()  # the warnings that were printed
+_told: set[str] = set()  # warnings already printed
 
 
 @contextlib.contextmanager
 def end_at_a_closed_pipe() -> Iterator[None]:
-    """End quietly when what reads the output has gone, as in ``| head``."""
+    """End quietly when the reader of the output closes the pipe, as in ``| head``."""
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # what Python flushes at its end goes nowhere
+    except BrokenPipeError:  # Python flushes once more at exit: discard that
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def shorten_warnings() -> None:
-    """From now on, print a warning for the user as one line, once, without its place in the code."""
+    """Print each user warning only once, as one line, without its place in the code."""
     warnings.showwarning = _show_once
 
 
@@ -45,7 +45,7 @@ def _show_once(message: Warning | str, category: type[Warning], *place: Any, **o
 
 @end_at_a_closed_pipe()
 def run(commands: Mapping[str, Callable[..., Any]], program: str, words: Sequence[str], description: str = "") -> Any:
-    """Run the command that the first word names. A mistake ends the process, see `fail`."""
+    """Run the command that the first word names. Wrong arguments end the process, see `fail`."""
     shorten_warnings()
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
@@ -76,20 +76,20 @@ def in_one_line(program: str) -> Iterator[None]:
         if not end.code:
             raise
         lines = [line.strip("│╭╮╰╯─|+ ") for line in output.getvalue().splitlines()[1:]]
-        lines = [line if line.strip("-") else "" for line in lines]  # a rule is one of an encoding without lines
+        lines = [line if line.strip("-") else "" for line in lines]  # a horizontal rule in ASCII
         parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
         mistakes = [part.rstrip(".") for part in parts if not part.startswith(_MORE)]
         fail(program, f"{'; '.join(mistakes)}. --help explains the options")
 
 
 def fail(program: str, message: str) -> NoReturn:
-    """End the process with status 2, and say why in one line."""
+    """End the process with status 2, after one line on standard error with the reason."""
     print(f"{program}: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """Raise a ValueError if nothing can listen at a port, before a server is started or a model is loaded for it."""
+    """Raise a ValueError if a server cannot listen at a port. Call it before a model is loaded for the server."""
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
     try:

@@ -1,7 +1,7 @@
 """Passages and the store that holds them: a list in memory, or two files on disk.
 
-The stored form is one line of canonical JSON a passage (`passages.jsonl`) and the byte offset of each line
-(`offsets.npy`): any passage is one read away.
+The stored form is `passages.jsonl`, with one line of canonical JSON per passage, and `offsets.npy`, the byte offset of
+each line. Any passage takes one read.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _decode = json.JSONDecoder().raw_decode
 class Passage:
     """A unit of retrieval, usually a paragraph.
 
-    `score` is set only on search results; two passages are equal whatever their scores.
+    `score` is set only on search results, and is ignored when passages are compared.
     """
 
     id: str
@@ -47,8 +47,8 @@ _ENTITY = re.compile(r"&(?:(\w+);|#\d+;|#[xX][0-9a-fA-F]+;)")
 
 
 def unescape(text: str) -> str:
-    """Text with its HTML entities as characters ("&amp;" as "&"), once; without its semicolon, "&copy" is no entity, nor is it
-    one at the beginning of "&copyright;"."""
+    """Replace the HTML entities of a text by their characters ("&amp;" by "&"), once. An entity must be complete, with its
+    semicolon: "&copy" and "&copyright;" stay."""
 
     def character(entity: re.Match) -> str:
         return html.unescape(entity[0]) if not entity[1] or f"{entity[1]};" in html.entities.html5 else entity[0]
@@ -57,15 +57,15 @@ def unescape(text: str) -> str:
 
 
 def title_from(text: str) -> str:
-    """A title for a passage that has none: the first six words of its text."""
+    """Make a title for a passage that has none: the first six words of its text."""
     return " ".join(text.split()[:6])
 
 
 def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
-    """Title and text of `contents` as FlashRAG and Search-R1 have them: the title is the first line, mostly in double quotes.
+    """Split the `contents` of FlashRAG and Search-R1 into title and text: the title is the first line, mostly in double quotes.
 
-    One pair of quotes goes, which keeps '"Heroes" (album)' whole. If there is only one line, it is text. If the
-    ``title`` is known, what goes is a beginning that equals it.
+    One pair of quotes around the title is removed; '"Heroes" (album)' stays whole. A single line is text. If the
+    ``title`` is given, it is returned, and a first line that equals it is removed from the text.
     """
     if title is not None:
         heads = (head for head in (f'"{title}"\n', f"{title}\n") if contents.startswith(head))
@@ -78,8 +78,8 @@ def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
 
 
 def passage_from_row(row: object) -> Passage:
-    """The passage of a JSON value, a ValueError if it is none. An `id` that is a number becomes a string, HTML entities
-    in title and text become characters, other fields are ignored."""
+    """Make a passage from a JSON value; raises ValueError if the value is invalid. An `id` that is a number becomes a
+    string, HTML entities in title and text become characters, other fields are ignored."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with id, title and text, got {type(row).__name__}")
     missing = [name for name in ("id", "title", "text") if name not in row]
@@ -91,23 +91,23 @@ def passage_from_row(row: object) -> Passage:
         if not isinstance(row[name], str):
             raise ValueError(f"{name!r} must be a string, got {type(row[name]).__name__}")
     passage = Passage(str(row["id"]), unescape(row["title"]), unescape(row["text"]))
-    f"{passage.id}{passage.title}{passage.text}".encode()  # a lone surrogate is legal JSON, and no text: say so here
+    f"{passage.id}{passage.title}{passage.text}".encode()  # raises for lone surrogates: legal JSON, not text
     return passage
 
 
 def encode_passage(passage: Passage) -> bytes:
-    """The canonical line of a passage, UTF-8 with its newline. A corpus's fingerprint is the SHA-256 of its lines."""
+    """Encode a passage as its canonical line, UTF-8 with a newline. The SHA-256 of all lines is a corpus's fingerprint."""
     row = {"id": passage.id, "title": passage.title, "text": passage.text}
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _decode_passage(line: bytes) -> Passage:
-    # Half the time of json.loads, which guesses the encoding and looks for white space first.
+    # Takes half the time of json.loads, which guesses the encoding and looks for white space first.
     return Passage(**_decode(str(line, "utf-8"))[0])
 
 
 def _decode_title(line: bytes) -> str:
-    _, _, rest = line.partition(b'","title":"')  # nothing else: a quote inside a value has a backslash before it
+    _, _, rest = line.partition(b'","title":"')  # unambiguous: quotes in values are escaped
     title, _, _ = rest.partition(b'","text":"')
     return json.loads(b'"%b"' % title) if b"\\" in title else str(title, "utf-8")
 
@@ -115,11 +115,11 @@ def _decode_title(line: bytes) -> str:
 class Corpus(Sequence[Passage]):
     """Random access to passages by row number, as indexes return them.
 
-    `Corpus(passages)` holds them in memory; `Corpus.open(folder)` reads them from disk on request. Both pickle, the second by its
-    path.
+    `Corpus(passages)` holds them in memory; `Corpus.open(folder)` reads them from disk on request. Both pickle; the one on
+    disk pickles as its path.
     """
 
-    duplicates_left_out = 0  # passages of a title and text that had come before
+    duplicates_left_out = 0  # passages with the title and text of an earlier one
 
     def __init__(self, passages: "Iterable[Passage] | _StoredPassages | _JoinedPassages"):
         self._rows: list[Passage] | _StoredPassages | _JoinedPassages = (
@@ -133,20 +133,20 @@ class Corpus(Sequence[Passage]):
 
     @classmethod
     def join(cls, corpora: list[Self]) -> Self:
-        """One corpus after the other, as one."""
+        """Join corpora into one, one after the other."""
         return cls(_JoinedPassages(corpora))
 
     def with_score(self, row: int, score: float) -> Passage:
-        """The passage of a row as a search result."""
+        """Return the passage of a row as a search result."""
         passage = self._rows[row]
         if isinstance(self._rows, _StoredPassages):
-            object.__setattr__(passage, "score", score)  # just made from the disk, and nobody else's
+            object.__setattr__(passage, "score", score)  # just read from disk, so no one else holds it
             return passage
         return Passage(passage.id, passage.title, passage.text, score)
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the corpus; None in memory."""
+        """Folder of the corpus; None if it is in memory."""
         return self._rows.folder if isinstance(self._rows, _StoredPassages) else None
 
     @cached_property
@@ -159,13 +159,13 @@ class Corpus(Sequence[Passage]):
         return digest.hexdigest()
 
     def passages(self, start: int, stop: int) -> Iterator[Passage]:
-        """The passages of rows `start` to `stop`, in order; from disk in large reads, a few megabytes in memory."""
+        """Stream rows `start` to `stop` (exclusive) in order; from disk in large reads of a few megabytes."""
         if isinstance(self._rows, _StoredPassages):
             return self._rows.passages(start, min(stop, len(self)))
         return (self._rows[row] for row in range(start, min(stop, len(self))))
 
     def titles(self) -> set[str]:
-        """All titles; from disk without decoding the texts."""
+        """Return all titles; those on disk are read without decoding the texts."""
         if not isinstance(self._rows, _StoredPassages):
             return {passage.title for passage in self}
         lines = chain.from_iterable(self._rows.lines(0, len(self)))
@@ -183,7 +183,7 @@ class Corpus(Sequence[Passage]):
 
 
 def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
-    """Stream passages into an existing folder, in the stored form; only the offsets (8 bytes a passage) are in memory."""
+    """Write passages into an existing folder, in the stored form. Only the offsets (8 bytes per passage) are in memory."""
     offsets = array("q", [0])
     with open(Path(folder) / PASSAGES_FILE, "wb") as blob:
         for passage in passages:
@@ -200,7 +200,7 @@ def write_line_sums(folder: Path) -> None:
 
 
 class _StoredPassages:
-    """The rows of a stored corpus. Reads name their place (pread): no file position for threads and forks to fight over."""
+    """The rows of a stored corpus. Each read gives its offset (pread), so threads and forks share no file position."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
@@ -226,7 +226,7 @@ class _StoredPassages:
     def lines(self, start: int, stop: int) -> Iterator[list[bytes]]:
         """The lines of rows `start` to `stop`, in lists of a few megabytes."""
         while start < stop:
-            # As many rows as fit, and at least one.
+            # All rows that fit into a chunk, at least one.
             end = int(np.searchsorted(self.offsets[: stop + 1], self.offsets[start] + _CHUNK, side="right")) - 1
             end = max(end, start + 1)
             # Canonical JSON holds no other line feed.

@@ -1,9 +1,9 @@
 """Counting the words of a corpus, block by block.
 
-Blocks know nothing of each other, so several processes count them, and those on disk survive a build that is killed.
+Blocks are independent, so several processes can count them, and a killed build continues with the blocks on disk.
 
-A term is known by its key, 16 bytes of its BLAKE2b hash: keys can be memory-mapped and bisected, so that opening an
-index of ten million terms costs nothing. The odds that any two of them share one are 1 in 10²⁴.
+A term is identified by its key, the 16-byte BLAKE2b hash of the term. Keys form a flat sorted array that is searched by
+bisection. For ten million terms, the probability that any two share a key is 1 in 10²⁴.
 """
 
 import json
@@ -29,12 +29,12 @@ _WORKER = "import sys; from retrieval_index.counting import count_blocks; count_
 
 
 def keys_of(terms: Iterable[str]) -> np.ndarray:
-    """The keys of terms, S16 [n terms]."""
+    """Return the keys of terms, S16 [n terms]."""
     return np.array([blake2b(term.encode(), digest_size=16).digest() for term in terms], KEY)
 
 
 def count_terms(passages: Iterable[list[str]]) -> Block:
-    """Count the terms of passages."""
+    """Count the terms of passages, each given as the list of its terms."""
     vocabulary: dict[str, int] = {}
     tokens: list[np.ndarray] = []
     for passage_terms in passages:
@@ -54,12 +54,12 @@ def count_terms(passages: Iterable[list[str]]) -> Block:
 
 
 def count_corpus(corpus: Corpus, analyzer: Analyzer, work: Path | None, track: Track) -> list[Callable[[], Block]]:
-    """Count all passages; returns functions that open the blocks, in order.
+    """Count the terms of all passages. Returns functions that open the blocks, in order.
 
-    With `work`, a folder, the blocks go there and those that are there already are kept. Of a corpus on disk they are
-    counted by one process for each CPU core. Without `work` all stays in memory, in this process.
+    With a folder `work`, the blocks are written there and existing ones are kept; for a corpus on disk, one process per
+    CPU core counts them. Without `work`, this process counts them and holds them in memory.
     """
-    starts = range(0, len(corpus) or 1, BLOCK)  # even of no passage there is one block
+    starts = range(0, len(corpus) or 1, BLOCK)  # an empty corpus has one block, too
     if work is None:
         blocks = [
             _count_block(corpus, analyzer, BLOCK, start) for start in track(starts, "Counting words", len(starts))
@@ -77,15 +77,15 @@ def _count_block(corpus: Corpus, analyzer: Analyzer, size: int, start: int) -> B
 
 
 def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: list[int]) -> Iterable[int]:
-    """Count blocks in processes of their own (`multiprocessing` would run the caller's main module again in each), and
-    yield the start of each as it is done."""
+    """Count blocks in subprocesses and yield the start of each block when it is done. `multiprocessing` is not used,
+    because it would run the caller's main module again in each process."""
     n_workers = min(len(starts), os.cpu_count() or 1)
-    if n_workers == 1 or corpus.folder is None:  # the others would have no place to read it from
+    if n_workers == 1 or corpus.folder is None:  # subprocesses cannot read a corpus in memory
         for start in starts:
             _count_block(corpus, analyzer, BLOCK, start).write(work / f"block-{start}")
             yield start
         return
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # find this package as this process did
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # finds this package where this process did
     own = [str(corpus.folder), str(work), json.dumps(analyzer.parameters), str(BLOCK)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
     shares = [[*map(str, starts[number::n_workers])] for number in range(n_workers)]
@@ -102,7 +102,7 @@ def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: 
 
 
 def count_blocks(folder: str, work: str, parameters: str, size: str, *starts: str) -> None:
-    """What a worker process does. It ends with its parent, however that ends: then its standard input closes."""
+    """Count blocks in a worker process. It exits when its parent ends for any reason, which closes its standard input."""
     threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     corpus, analyzer = Corpus.open(folder), Analyzer.of(json.loads(parameters))
     for start in map(int, starts):

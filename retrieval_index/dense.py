@@ -18,19 +18,20 @@ from retrieval_index.tokenizer import passage_text
 from retrieval_index.verified_array import VerifiedArray
 
 INDEX_FILE = "vectors.faiss"
-VECTORS_FILE = "vectors.npy"  # to score a shortlist with
+VECTORS_FILE = "vectors.npy"  # for scoring a shortlist
 ENCODE_BATCH = 1024
 
 
 class DenseIndex(Index):
     """Maximum inner product search over encoded passages.
 
-    Scores are cosines, from -1 to 1. Every passage matches to some degree; only a zero vector, of a query unknown to the
-    encoder, has an empty list. FAISS sums small batches in another order than large ones: scores may differ in the seventh digit.
+    Scores are cosines, from -1 to 1. Every passage matches to some degree; only a query unknown to the encoder, whose
+    vector is zero, finds nothing. FAISS sums small batches in another order than large ones: scores may differ in the
+    seventh digit.
 
     Attributes:
         index: a faiss.Index with one vector per passage.
-        vectors: float16 [n passages, dimension], if the index is lossy and its shortlist is scored again; or None.
+        vectors: float16 [n passages, dimension], to score the shortlist of a lossy index again; None if it is lossless.
     """
 
     backend = "dense"
@@ -59,13 +60,13 @@ class DenseIndex(Index):
         Args:
             encoder: an encoder, or its name: "svd" (the default), "minilm", or see `PretrainedEncoder`.
             factory: the kind of index, a FAISS factory string; "Flat" is exact, see `vectors.py` for others.
-            work: a folder where vectors are kept as they are made, so that a build that was killed goes on.
+            work: folder to which vectors are written during the build, so that a killed build can continue.
             track: reports progress.
         """
         if not len(corpus):
             raise ValueError("nothing to index: there is no passage")
         encoder = encoder_for(corpus, encoder, track)
-        index = vectors.make(factory, encoder.dimension, len(corpus))  # fails now, and not after hours of encoding
+        index = vectors.make(factory, encoder.dimension, len(corpus))  # fails here, before hours of encoding
         lossless = vectors.is_lossless(index)
         encoded = _encode(corpus, encoder, np.dtype("<f4" if lossless else "<f2"), work, track)
         vectors.fill(index, encoded, track)
@@ -79,7 +80,7 @@ class DenseIndex(Index):
             return np.zeros((0, k), np.int64), np.zeros((0, k), np.float32)
         encoded = _check_finite(self.encoder.encode_queries(queries), queries)
         rows, scores = np.full((len(queries), k), -1), np.zeros((len(queries), k), np.float32)
-        known = encoded.any(axis=1)  # the vector of a query without a known word is as near to all passages
+        known = encoded.any(axis=1)  # a zero vector (no known word) is equally near to all passages
         if known.any():
             rows[known], scores[known] = vectors.search(self.index, self.vectors, encoded[known], k)
         return rows, scores
@@ -90,7 +91,7 @@ class DenseIndex(Index):
         self.encoder.write(folder)
         try:
             faiss.write_index(self.index, str(folder / INDEX_FILE))
-        except RuntimeError as error:  # of C++
+        except RuntimeError as error:  # raised by C++
             if reason := durable.find_write_failure(error):
                 raise OSError(f"{folder / INDEX_FILE}: {reason}") from error
             raise
@@ -99,7 +100,7 @@ class DenseIndex(Index):
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None) -> Self:
-        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `verified_array`."""
+        """Open what `write` wrote. The FAISS index is read at once, `vectors` when they are needed, see `verified_array`."""
         index = vectors.read(folder / INDEX_FILE, parameters["search"])
         path = folder / VECTORS_FILE
         rescore = VerifiedArray(path) if path.is_file() else None
@@ -107,7 +108,7 @@ class DenseIndex(Index):
 
 
 def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | None) -> Encoder:
-    """The encoder that an index was built with."""
+    """Return the encoder of an index, ``given`` or opened; raises ValueError if the index was built with another."""
     if parameters["encoder"] == "tfidf-svd":
         if given not in (None, "svd"):
             raise ValueError(f"{folder} was built with an encoder of its own, which it holds: give no other")
@@ -124,7 +125,7 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
                 f"the model that {folder} was built with: {error}. Pass encoder= (--encoder PATH)"
             ) from None
     for name in parameters:
-        where = ("model", "factory", "search")  # a model may have moved
+        where = ("model", "factory", "search")  # these may differ: a model may have moved
         if name not in where and encoder.parameters.get(name) != parameters[name]:
             raise ValueError(
                 f"{folder} was built with another encoder: its {name} was {parameters[name]!r}, and is "
@@ -134,8 +135,8 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
 
 
 def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None, track: Track) -> np.ndarray:
-    """All passages as vectors, [n passages, dimension]; in `work` they go to a file that a later call goes on with,
-    named after what they are of. A second file tells how many rows are safe on disk."""
+    """Encode all passages as vectors, [n passages, dimension]. With `work`, they go to a file from which a later call
+    continues, named by corpus, encoder and dtype. A second file holds the number of rows that are safe on disk."""
     shape, starts = (len(corpus), encoder.dimension), range(0, len(corpus), ENCODE_BATCH)
     if work is None:
         encoded = np.empty(shape, dtype)
@@ -147,7 +148,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
     record = path.with_suffix(".rows")
     if not (path.exists() and record.exists()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in (record, path):  # the file is not written over: a saved index may hold a link to it
+        for old in (record, path):  # deleted, not overwritten: a saved index may hold a link to it
             old.unlink(missing_ok=True)
         np.lib.format.open_memmap(path, "w+", dtype, shape)
     done = int(record.read_text()) if record.exists() else 0
@@ -170,7 +171,7 @@ def _encode_rows(corpus: Corpus, encoder: Encoder, start: int) -> np.ndarray:
 
 
 def _check_finite(vectors: np.ndarray, texts: list[str]) -> np.ndarray:
-    """The vectors, if they are numbers: FAISS finds nothing near to others, without an error."""
+    """Return the vectors; raises ValueError for NaN or infinity, for which FAISS finds nothing, without an error."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         text = texts[int(finite.argmin())]

@@ -1,4 +1,4 @@
-"""Leaving out passages that came before, and counting them."""
+"""Leave out duplicate passages, and count them."""
 
 import struct
 from array import array
@@ -9,10 +9,10 @@ from retrieval_index.corpus import Passage
 
 
 class Deduplicated:
-    """Passages without those whose title and text came before, whatever their id; counted while they are iterated.
+    """Iterate over passages without those that have the title and text of an earlier passage, whatever their ids.
 
-    With ``keep`` all stay. `duplicates` is how many of the passages `read` so far were left out. Digests of content and
-    ids take 1.1 GB for the 21 M passages of Wikipedia. Two passages of one id and different content are a ValueError.
+    `read` and `duplicates` count the passages read and left out so far. Two passages with one id and different content
+    raise a ValueError. ``keep`` turns off both checks. The digests take 1.1 GB for the 21 M passages of Wikipedia.
     """
 
     def __init__(self, passages: Iterable[Passage], keep: bool = False):
@@ -40,13 +40,13 @@ class Deduplicated:
 
 
 class _DigestSet:
-    """128-bit digests of texts, by open addressing in two flat arrays: 26 bytes a text at 21 M, in a Python set 115."""
+    """A set of 128-bit digests of texts, by open addressing in two arrays: 26 bytes per text at 21 M, 115 in a Python set."""
 
     def __init__(self):
         self._allocate(1 << 10)
 
     def add(self, text: str) -> bool:
-        """Whether the text is new."""
+        """Add a text. Returns whether it was new."""
         low, high = struct.unpack("QQ", blake2b(text.encode(), digest_size=16).digest())
         low = low or 1  # 0 marks an empty place
         at = self._find(low, high)
@@ -59,7 +59,7 @@ class _DigestSet:
         return True
 
     def _find(self, low: int, high: int) -> int:
-        """The place of a digest, or the empty one where it belongs."""
+        """Find the place of a digest, or the empty place where it belongs."""
         lows, highs, mask = self._lows, self._highs, len(self._lows) - 1
         at = low & mask
         while lows[at] and (lows[at] != low or highs[at] != high):
@@ -67,7 +67,7 @@ class _DigestSet:
         return at
 
     def _allocate(self, places: int) -> None:
-        """Empty arrays, to be filled to two thirds; the number of places is a power of 2."""
+        """Allocate empty arrays, to be filled up to two thirds. The number of places must be a power of 2."""
         self._lows, self._highs = array("Q", bytes(8 * places)), array("Q", bytes(8 * places))
         self._free = places * 2 // 3
 

@@ -1,7 +1,7 @@
-"""Writing so that a power loss leaves what was there before or what is there after, never a half.
+"""Writes that survive a power loss: they leave either the old content or the new, never a part of it.
 
-A rename is atomic, but does not decide when the content of the file reaches the disk: after a power loss the new name may
-stand for an empty file. So content goes to the disk before the rename, and the folder that holds the name after it.
+A rename is atomic, but the content of the file may reach the disk later: after a power loss the new name may belong to an
+empty file. Therefore the content is synced before the rename, and the folder that holds the name after it.
 """
 
 import errno
@@ -25,16 +25,16 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """`sync` of every file and folder below a folder, and of itself."""
+    """Call `sync` on every file and folder below a folder, and on the folder itself."""
     for parent, _, files in os.walk(folder, topdown=False):
         for path in (Path(parent, name) for name in files):
-            if path.is_file():  # no broken link
+            if path.is_file():  # not a broken link
                 sync(path)
         sync(Path(parent))
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are missing, for good."""
+    """Make a folder and its missing parents so that they survive a power loss."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def make_folder(path: Path) -> None:
 
 
 def publish(staging: Path, path: Path) -> None:
-    """Give a file or a folder its name for good: its content first, then the name. A file of that name is replaced."""
+    """Sync the content of a file or a folder, then rename it; both survive a power loss. A file at ``path`` is replaced."""
     if staging.is_dir():
         sync_tree(staging)
     else:
@@ -54,8 +54,8 @@ def publish(staging: Path, path: Path) -> None:
 
 
 def save_array(array, path: Path) -> None:
-    """Write an .npy file. One that is mapped, as those in the work folder of a build, gets a second name if it can."""
-    path.unlink(missing_ok=True)  # of a build that was killed: it may be the very file that is mapped
+    """Write an .npy file. If the array is mapped from a file, as in the work folder of a build, link that if possible."""
+    path.unlink(missing_ok=True)  # left by a killed build; it may be the very file that is mapped
     try:
         os.link(array.filename, path)
     except (AttributeError, TypeError, OSError):  # in memory, in another file system, or gone
@@ -63,7 +63,7 @@ def save_array(array, path: Path) -> None:
 
 
 def write_array(path: Path, array) -> None:
-    """Write an .npy file. `np.save` writes past Python: it misses that a disk is full, or does not say so."""
+    """Write an .npy file. `np.save` bypasses Python's file object and may not report that a disk is full."""
     with open(path, "wb") as file:
         np.lib.format.write_array(SimpleNamespace(write=file.write), np.asanyarray(array), allow_pickle=False)
 
@@ -80,8 +80,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def find_write_failure(error: BaseException) -> str | None:
-    """What the system said about writing, if an error comes from that: a disk that is full, read-only or gone. Libraries in
-    other languages pass it on in the text of errors of their own."""
+    """Return the system's message if an error comes from a failed write (a disk that is full, read-only or gone), else None.
+    It searches the texts of errors, because libraries in other languages quote this message in errors of their own."""
     cause: BaseException | None = error
     while cause is not None:
         for reason in map(os.strerror, _CANNOT_WRITE):
@@ -92,6 +92,6 @@ def find_write_failure(error: BaseException) -> str | None:
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Give a file or a folder another name, which shows why it is no longer in use; nothing is written over."""
+    """Rename a file or a folder to `NAME.why`, to show why it is no longer used. Nothing is overwritten."""
     names = (path.with_name(f"{path.name}.{why}{number or ''}") for number in itertools.count())
     return path.rename(next(name for name in names if not name.exists()))

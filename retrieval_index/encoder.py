@@ -18,7 +18,8 @@ from retrieval_index.verified_array import read_array, read_bytes
 TERMS_FILE = "encoder_terms.json"
 IDF_FILE = "encoder_idf.npy"
 COMPONENTS_FILE = "encoder_components.npy"
-FITTED_ON = 200_000  # passages; more would teach it little and are not held in memory
+MAX_TERMS = 50_000
+FITTED_ON = 200_000  # maximum number of passages; more would add little, and all are held in memory
 
 
 class Encoder(Protocol):
@@ -30,17 +31,17 @@ class Encoder(Protocol):
 
     @property
     def parameters(self) -> dict:
-        """JSON-able: they tell in the manifest which encoder made an index, and must differ between any two encoders
-        that give different vectors."""
+        """JSON-able description of the encoder for the manifest. It must differ between any two encoders that give
+        different vectors."""
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """float32 [len(texts), dimension], each row of norm 1, or 0 if the encoder knows nothing of the text."""
+        """Encode passages: float32 [len(texts), dimension], rows of norm 1, or 0 if the encoder knows nothing of a text."""
 
     def encode_queries(self, texts: list[str]) -> np.ndarray:
-        """The same for queries, which some models encode in another way than passages."""
+        """Encode queries, which some models encode in another way than passages."""
 
     def write(self, folder: Path) -> None:
-        """Store in `folder` whatever encoding will need later."""
+        """Store in `folder` what the encoder needs when the index is loaded."""
 
 
 class SvdEncoder:
@@ -62,11 +63,11 @@ class SvdEncoder:
         return {"encoder": "tfidf-svd", "dimension": self.dimension, "fingerprint": digest.hexdigest()}
 
     @classmethod
-    def fit(cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent) -> Self:
-        """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept."""
+    def fit(cls, texts: list[str], *, dimension: int = 512, track: Track = silent) -> Self:
+        """Fit the encoder to texts, deterministically. The `MAX_TERMS` most frequent terms are kept."""
         from sklearn.utils.extmath import randomized_svd
 
-        vectorizer = _vectorizer(max_features=max_terms)
+        vectorizer = _vectorizer(max_features=MAX_TERMS)
         weights = vectorizer.fit_transform(track(texts, "Weighing words", len(texts)))
         for _ in track([None], "Factorising", 1):
             _, _, components = randomized_svd(weights, min(dimension, *weights.shape), n_iter=5, random_state=0)
@@ -98,7 +99,7 @@ class SvdEncoder:
 
 
 def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Track = silent) -> Encoder:
-    """The encoder of a name, see `PretrainedEncoder`; "svd" or None is one fitted to at most 200,000 of the passages."""
+    """Return the encoder of a name, see `PretrainedEncoder`. "svd" or None fits one to at most 200,000 of the passages."""
     if encoder is not None and encoder != "svd":
         return PretrainedEncoder(encoder) if isinstance(encoder, str | Path) else encoder
     rows = np.arange(len(corpus))

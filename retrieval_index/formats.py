@@ -1,7 +1,7 @@
 """Numbered rows of a file or data set, streamed: JSONL, JSON arrays, TSV, CSV, Parquet and Hugging Face `datasets`.
 
-A row is what its format gives, mostly a dict; its number is the line, record or row that an error message names.
-Text files may be compressed with gzip or Zstandard. Whatever is broken or cut off is a ValueError, never a short read.
+A row is what its format gives, mostly a dict. Error messages name its number: that of the line, record or row. Text files
+may be compressed with gzip or Zstandard. A file that is broken or cut off raises a ValueError instead of ending early.
 """
 
 import csv
@@ -16,14 +16,14 @@ from typing import BinaryIO, TextIO
 
 Rows = Iterator[tuple[int, object]]
 _CHUNK = 1 << 16
-_LONGEST = 1 << 24  # bytes of a line, characters of a record: one broken quote must not read in the whole file
+_LONGEST = 1 << 24  # maximum bytes of a line, characters of a record: a broken quote must not read the whole file
 _BATCH = 1024  # rows
 _DECODE = json.JSONDecoder().raw_decode
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def jsonl_rows(path: Path) -> Rows:
-    """The JSON value of each line that is not blank."""
+    """Stream the JSON value of each line that is not blank."""
     with _open_decompressed(path) as file:
         for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
@@ -37,11 +37,11 @@ def jsonl_rows(path: Path) -> Rows:
 
 
 def table_rows(path: Path, delimiter: str) -> Rows:
-    """Rows as dicts by the header, with CSV's quotes, as in DPR's `psgs_w100.tsv`; numbered by their last line."""
-    csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the process; 131,072 characters by default
+    """Stream rows as dicts by the header, numbered by their last line. Quotes are as in CSV, also in DPR's `psgs_w100.tsv`."""
+    csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # for the whole process; 131,072 characters by default
     with _open_decompressed(path) as file:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
-        reader, ended = csv.reader(lines, delimiter=delimiter, strict=True), 0  # the last line of the row before
+        reader, ended = csv.reader(lines, delimiter=delimiter, strict=True), 0  # `ended`: last line of the previous row
         try:
             header = [name.strip().lower() for name in next(reader, [])]
             other = next((sign for sign in ";\t,|" if len(header) == 1 and sign in header[0]), None)
@@ -66,10 +66,10 @@ def table_rows(path: Path, delimiter: str) -> Rows:
 
 
 def iter_records(path: str | Path) -> Iterator[dict]:
-    """Stream the objects of a JSON array, or of objects in a row; the largest official file takes 3 GB as one list. A
-    ValueError states how many objects came before what is wrong."""
+    """Stream the objects of a JSON array, or objects one after another; the largest official file takes 3 GB as one list.
+    A ValueError states how many objects came before the error."""
     count, buffer, at = 0, "", 0
-    inside = None  # of an array; None where no bracket has come, False after the closing one
+    inside = None  # the array: None before its opening bracket, False after the closing one
     skip = re.compile(r"[ \t\r\n,]*").match
     with _open_decompressed(Path(path)) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
         try:
@@ -99,7 +99,7 @@ def iter_records(path: str | Path) -> Iterator[dict]:
 
 
 def explain(error: Exception) -> str:
-    """The message of an error; of a text that is not UTF-8, what it may be and how to convert it."""
+    """Return the message of an error; for text that is not UTF-8, its probable encoding and how to convert it."""
     if not isinstance(error, UnicodeDecodeError):
         return str(error)
     if error.start == 0 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -112,14 +112,14 @@ def explain(error: Exception) -> str:
 
 
 def decode_next(file: TextIO, buffer: str, at: int) -> tuple[object, str, int]:
-    """The JSON value that begins at ``buffer[at]``, the buffer with what had to be read of the file, and where in it
-    the value ends. Raises ValueError or RecursionError if it is broken, and not only cut off."""
+    """Decode the JSON value that begins at ``buffer[at]``; read more of the file if the buffer cuts it off. Returns the
+    value, the buffer, and where in it the value ends. Raises ValueError or RecursionError if the value is broken."""
     while True:
         try:
             value, end = _DECODE(buffer, at)
             return value, buffer, end
         except (ValueError, RecursionError):
-            # Broken, or only cut off by the end of the chunk: more text tells.
+            # Broken, or only cut off by the end of the chunk: try again with more text.
             length = len(buffer) - at
             more = file.read(max(_CHUNK, length)) if length < _LONGEST else ""
             if not more:
@@ -136,7 +136,7 @@ def json_rows(path: Path) -> Rows:
 
 
 def parquet_rows(path: Path, columns_of: Callable[[list[str]], Iterable[str]]) -> Rows:
-    """Rows with only those columns that `columns_of` picks from the names of all."""
+    """Stream rows with only the columns that `columns_of` picks from the names of all."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -151,7 +151,7 @@ def parquet_rows(path: Path, columns_of: Callable[[list[str]], Iterable[str]]) -
 
 
 def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], source: str) -> Rows:
-    """The same of a `datasets.Dataset` or `IterableDataset`; `source` names it in errors."""
+    """Stream rows of a `datasets.Dataset` or `IterableDataset` as `parquet_rows` does; `source` names it in errors."""
     import pyarrow as pa
 
     try:
@@ -164,7 +164,7 @@ def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], sour
 
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed according to its name; ValueError if the compressed data is broken."""
+    """Open a file as bytes, decompressed according to its name; raises ValueError if the compressed data is broken."""
     if path.suffix.lower() not in _COMPRESSIONS:
         with open(path, "rb") as file:
             yield file

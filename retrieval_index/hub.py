@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub answers and has a model, within seconds: its own library tries each file of a model for 24 s."""
+"""Check within seconds whether the Hugging Face hub answers and has a model; its own library tries each file for 24 s."""
 
 import os
 import re
@@ -11,15 +11,15 @@ _WHAT = "give a folder, a GGUF file or a hub id"
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name can be that of a repository on the hub, and is none of a file or folder here."""
+    """Whether a name can be a repository on the hub, and is not a file or folder here."""
     return bool(_HUB_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
 def ask_hub(name: str, kind: str) -> Any:
-    """What the hub knows of a "model" or a "dataset". Raises whatever its library does, within `PROBE_SECONDS`."""
+    """Ask the hub for its data on a "model" or "dataset" (``kind``). Raises its library's errors, within `PROBE_SECONDS`."""
     from huggingface_hub import HfApi, constants
 
-    # For telemetry the library asks the hub for something else first, and waits 3 s for that.
+    # With telemetry on, the library sends another request to the hub first, and waits 3 s for the answer.
     telemetry_off, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
     try:
         return HfApi().repo_info(name, repo_type=kind, timeout=PROBE_SECONDS)
@@ -28,8 +28,8 @@ def ask_hub(name: str, kind: str) -> Any:
 
 
 def check_model(name: str, *files: str) -> None:
-    """Check that the hub has a model, or the cache one of its ``files``. If the hub cannot be reached and the cache has it,
-    this process asks no more. Raises a ValueError in one line."""
+    """Check that the hub has a model, or the cache one of its ``files`` (default: its configuration). If the hub cannot be
+    reached and the cache has the model, this process stays offline from then on. Raises a ValueError in one line."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -49,7 +49,7 @@ def check_model(name: str, *files: str) -> None:
     except RepositoryNotFoundError as error:
         advice = f"{_WHAT}; for a private one, set HF_TOKEN"
         raise ValueError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
-    except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
+    except Exception as error:  # any error of the HTTP library if the hub does not answer
         if not cached:
             reason = f"{type(error).__name__}: {str(error) or 'no answer'}"
             raise ValueError(

@@ -15,12 +15,12 @@ from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index, check_request
 from retrieval_index.tokenizer import TITLE_WEIGHT
 
-RANK_CONSTANT = 60  # of the paper
-DEPTH = 100  # of each ranking, at least
+RANK_CONSTANT = 60  # as in the paper
+DEPTH = 100  # minimum number of rows of each ranking
 
 
 class HybridIndex(Index):
-    """Reciprocal rank fusion of indexes: sums of 1 / (60 + rank).
+    """Reciprocal rank fusion of indexes: the score of a passage is the sum of 1 / (60 + rank) over the rankings.
 
     The parts may be any indexes; to be saved, they must be of different kinds.
     """
@@ -48,12 +48,12 @@ class HybridIndex(Index):
         work: Path | None = None,
         track: Track = silent,
     ) -> Self:
-        """Build BM25 and dense, see `BM25Index.build` and `DenseIndex.build`."""
+        """Build a BM25 index and a dense index, see `BM25Index.build` and `DenseIndex.build`."""
         lexical = BM25Index.build(corpus, title_weight=title_weight, exact_title=exact_title, work=work, track=track)
         return cls([lexical, DenseIndex.build(corpus, encoder=encoder, factory=factory, work=work, track=track)])
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rank what the parts found, of each at least 100 rows."""
+        """Fuse the rankings of the parts, each at least 100 rows deep."""
         k = min(check_request(queries, k), len(self.corpus))
         rankings = [part.top_k(queries, max(k, DEPTH))[0] for part in self.parts]
         rows, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), np.float32)
@@ -70,7 +70,7 @@ class HybridIndex(Index):
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict, **options) -> Self:
-        """`options` go to the dense part."""
+        """Open the parts of a saved index; `options` go to the dense part."""
         kinds = {kind.backend: kind for kind in (BM25Index, RankBM25Index, DenseIndex)}
         parts: list[Index] = []
         for backend, own in parameters["parts"].items():
@@ -79,7 +79,7 @@ class HybridIndex(Index):
 
 
 def fuse(rankings: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fuse rankings of one query (rows int64, best first, -1 if a ranking has ended) into all rows found, best first
+    """Fuse rankings of one query (rows int64, best first, -1 after a ranking's end). Returns all rows found, best first
     and equal ones in ascending order, and their scores, float64."""
     rows = np.concatenate(rankings)
     gains = np.concatenate([1 / (RANK_CONSTANT + 1 + np.arange(len(ranking))) for ranking in rankings])

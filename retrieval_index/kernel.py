@@ -1,19 +1,19 @@
-"""The inner loop of BM25 search, compiled by numba. Import it late: it costs a fraction of a second.
+"""The inner loop of BM25 search, compiled by numba. Import it late: the import takes a fraction of a second.
 
-It ranks exactly without looking at every passage: MaxScore (Turtle & Flood 1995, "Query evaluation: strategies and
-optimizations"). Terms whose best scores together cannot lift a passage into the top k are only looked up, for passages
-that another term brought in. Passages are taken in windows that fit the cache.
+It ranks exactly without scoring every passage, by MaxScore (Turtle & Flood 1995, "Query evaluation: strategies and
+optimizations"). Terms whose best scores together cannot lift a passage into the top k are only looked up in passages that
+contain another term. Passages are processed in windows that fit the CPU cache.
 
-The score of a passage is summed in the order of the query's words, in float32. A shard and a whole index, a batch and a single
-query, agree to the last bit.
+The score of a passage is summed in the order of the query's words, in float32. Therefore a shard agrees with the whole index
+to the last bit, and a batch with a single query.
 """
 
 import numpy as np
 from numba import njit
 
 WINDOW = 4096
-PRIMED = 65_536  # a term of at most so many postings is scanned once for a first threshold
-CHEAPER = 32  # reading so many postings in a row costs as much as looking one up
+PRIMED = 65_536  # terms with at most this number of postings are scanned once for a first threshold
+CHEAPER = 32  # number of consecutive postings whose reading costs as much as looking one up
 SLACK = 1e-5  # bounds are summed in another order than scores: leave room for rounding, more for long queries
 ROUNDING = 4 * 2.0**-24
 
@@ -35,7 +35,7 @@ def _search(rows, low, high, row):
 
 
 def _keep(touched, n_touched, sums, needed):
-    """Move the places whose sum reaches `needed` to the front of `touched`. Returns how many they are."""
+    """Move the places whose sum reaches `needed` to the front of `touched`. Returns the number of these places."""
     n_left = 0
     for number in range(n_touched):
         place = touched[number]
@@ -45,7 +45,7 @@ def _keep(touched, n_touched, sums, needed):
 
 
 def _insert(best_rows, best_scores, found, row, score):
-    """Keep the best k sorted: higher scores first, equal ones by row. Returns how many there are now."""
+    """Insert a row into the best k, sorted by score, highest first, then by row. Returns the new number of rows."""
     k = len(best_rows)
     if found == k and not (score > best_scores[k - 1] or (score == best_scores[k - 1] and row < best_rows[k - 1])):
         return found
@@ -62,7 +62,7 @@ def _insert(best_rows, best_scores, found, row, score):
 
 
 def _distinct(tokens, term_maxima, terms, counts, bounds, slot):
-    """Fill in the distinct terms of a query, how often it has each, and the most that each can give, rising."""
+    """Fill in the distinct terms of a query, their counts and, ascending, their highest scores. Returns the number of terms."""
     n_terms = 0
     for token in tokens:
         i = 0
@@ -87,7 +87,7 @@ def _distinct(tokens, term_maxima, terms, counts, bounds, slot):
 
 
 def _first_threshold(counts, bounds, at, ends, k, term_scores):
-    """A score that at least k passages reach, from single rare terms; 0 if none has k postings."""
+    """Return a score that at least k passages reach with one rare term; 0 if no rare term has k postings."""
     threshold = np.float32(0)
     best = np.empty(k, np.float32)
     for i in range(len(at) - 1, -1, -1):  # the rarest first: then the others can mostly be left out
@@ -109,14 +109,14 @@ def _first_threshold(counts, bounds, at, ends, k, term_scores):
 
 
 def _walk(window, essential, counts, begin, at, ends, term_rows, term_scores, sums, seen, touched):
-    """Add up the essential terms over a window of passages. Returns how many places of it were touched."""
+    """Add the scores of the essential terms over a window of passages. Returns the number of places touched in it."""
     n_touched = 0
     for i in range(essential, len(at)):
         posting, count = at[i], np.float32(counts[i])
         begin[i] = posting
         while posting < ends[i] and term_rows[posting] < window + WINDOW:
             place = term_rows[posting] - window
-            if place >= 0:  # always, in an intact file; one that is not must not reach other memory
+            if place >= 0:  # always in an intact file; a damaged one must not reach other memory
                 touched[n_touched] = place
                 n_touched += not seen[place]
                 seen[place] = True
@@ -127,11 +127,11 @@ def _walk(window, essential, counts, begin, at, ends, term_rows, term_scores, su
 
 
 def _look_up(window, begin, end, count, n_left, term_rows, term_scores, sums, touched):
-    """Add what a term whose postings in the window are [begin, end) gives the touched places that are left."""
+    """Add the scores of a term, whose postings in the window are [begin, end), to the touched places that are left."""
     if end - begin < CHEAPER * n_left:
         for posting in range(begin, end):
             place = term_rows[posting] - window
-            if 0 <= place < WINDOW:  # as above; sums of places that nobody touched are not looked at
+            if 0 <= place < WINDOW:  # as above; sums of untouched places are never read
                 sums[place] += term_scores[posting] * count
         return
     for number in range(n_left):
@@ -146,9 +146,9 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
     sums, seen, touched = scratch
     n_tokens, k = len(tokens), len(best_rows)
     terms, counts, bounds = np.empty(n_tokens, np.int64), np.zeros(n_tokens, np.int64), np.empty(n_tokens, np.float32)
-    slot = np.empty(n_tokens, np.int64)  # which of the terms each word of the query is
+    slot = np.empty(n_tokens, np.int64)  # the index in `terms` of each word of the query
     n_terms = _distinct(tokens, term_maxima, terms, counts, bounds, slot)
-    bound_sums = np.empty(n_terms, np.float32)  # what the first i + 1 terms can give together
+    bound_sums = np.empty(n_terms, np.float32)  # highest possible score of the first i + 1 terms together
     begin, at, ends = np.empty(n_terms, np.int64), np.empty(n_terms, np.int64), np.empty(n_terms, np.int64)
     for i in range(n_terms):
         bound_sums[i] = bounds[i] + (bound_sums[i - 1] if i else np.float32(0))
@@ -182,7 +182,7 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
             n_left = _keep(touched, n_left, sums, threshold - (bound_sums[i - 1] if i else np.float32(0)))
         for number in range(n_left):
             row = window + touched[number]
-            if sums[touched[number]] < threshold:  # which has risen
+            if sums[touched[number]] < threshold:  # the threshold may have risen
                 continue
             for i in range(n_terms):
                 posting = _search(term_rows, begin[i], at[i], row)
@@ -204,7 +204,7 @@ def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima)
     Args:
         queries: int64 [n tokens], the term ids of all queries, one after another.
         starts: int64 [n queries + 1], where each query begins in `queries`.
-        term_scores, term_rows, term_starts, term_maxima: the postings of a `BM25Index`; scores are none below 0.
+        term_scores, term_rows, term_starts, term_maxima: the postings of a `BM25Index`; no score is below 0.
     """
     n_queries = len(starts) - 1
     rows = np.full((n_queries, k), -1, np.int64)
@@ -220,7 +220,7 @@ def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima)
 def _compile(function):
     try:
         return njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder that the compiled code could be cached in
+    except RuntimeError:  # no folder to cache the compiled code in
         return njit(nogil=True)(function)
 
 

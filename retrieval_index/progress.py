@@ -1,10 +1,10 @@
-"""Progress of long work: builders wrap their loops in a `Track`, which draws a bar, or nothing."""
+"""Progress of long loops: builders wrap them in a `Track`, which draws a bar or nothing."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Yields the items unchanged while it reports how far they are: (items, description, total or None where it is unknown).
+# Yields the items unchanged and reports the progress. Its arguments: items, description, total (None if unknown).
 Track = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
 
 

@@ -1,7 +1,7 @@
-"""Writing a folder so that it appears at its destination complete, by one rename, or not at all, and stays after a power loss.
+"""Write a folder so that it appears at its destination complete, by one rename, or not at all, and survives a power loss.
 
-The work goes on in a hidden folder beside the destination; one that a killed process left there is taken up again by
-a build of the same request, and thrown away by any other.
+The work is done in a hidden folder beside the destination. If a killed process left such a folder, a build with the same
+request continues in it; any other build deletes it.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ REQUEST_FILE = "request.json"
 def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path]:
     """Yield a staging folder that becomes `folder` on leaving the block.
 
-    If the block is interrupted, the folder is removed; or kept, where there is a `request` (JSON-able): the next call
-    with an equal request is given it as it was left.
+    If the block fails, the staging folder is removed. With a `request` (JSON-able) it is kept, except after a ValueError,
+    and the next call with an equal request gets it as it was left.
     """
-    folder = Path(folder).resolve()  # behind a link is what is replaced, and the link stays
+    folder = Path(folder).resolve()  # a link stays, and its target is replaced
     _check_replaceable(folder)
     make_folder(folder.parent)
     staging = folder.with_name(f".{folder.name}.building")
@@ -48,15 +48,15 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
         sync_tree(staging)
         _check_replaceable(folder)  # again: hours may have passed
         if folder.exists() and any(folder.iterdir()):
-            exchange(staging, folder)  # what lies in staging now is the old index
-            sync(folder.parent)  # or a power loss could find the old name and no old index
+            exchange(staging, folder)  # now the old index is in `staging`
+            sync(folder.parent)  # or a power loss could leave the old name without the old index
             _remove(staging)
         else:
             os.rename(staging, folder)
             sync(folder.parent)
         (folder / REQUEST_FILE).unlink(missing_ok=True)
     except BaseException as error:
-        if request is None or isinstance(error, ValueError):  # the latter: the request itself was wrong
+        if request is None or isinstance(error, ValueError):  # a ValueError: the request was wrong
             _remove(staging)
         raise
     finally:
@@ -73,16 +73,16 @@ def is_index(folder: Path) -> bool:
 
 
 def outside_indexes(files: list[Path]) -> list[Path]:
-    """List the files of a corpus that belong to no index in its folder."""
+    """List the files of a corpus that do not belong to an index in its folder."""
     indexes = {file.parent for file in files if file.name == MANIFEST_FILE and is_index(file.parent)}
     return [file for file in files if indexes.isdisjoint(file.parents)]
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise a FileExistsError if a folder holds anything that was not written with an index, such as notes beside it, or
-    where none can be put in its place."""
-    if os.path.ismount(folder):  # as a volume of a container is
-        raise FileExistsError(f"{folder} is a mount point, in whose place no folder can be put: choose a folder in it")
+    """Raise a FileExistsError if a folder holds files that were not written with an index, such as notes, or if it cannot
+    be replaced."""
+    if os.path.ismount(folder):  # such as a volume of a container
+        raise FileExistsError(f"{folder} is a mount point, which cannot be replaced: choose a folder in it")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not is_index(folder):
@@ -94,13 +94,13 @@ def _check_replaceable(folder: Path) -> None:
     found = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
     if others := sorted({path.relative_to(folder).as_posix() for path in found} - named):
         raise FileExistsError(
-            f"{folder} is an index and holds more, {others[0]!r} among it, which would be lost: move that away, or choose "
-            f"another folder."
+            f"{folder} is an index, but also holds other files, such as {others[0]!r}, which would be lost: "
+            f"move them away, or choose another folder."
         )
 
 
 def exchange(new: Path, old: Path) -> None:
-    """Swap two folders in one system call where there is one (Linux renameat2, macOS renameatx_np), else in renames."""
+    """Swap two folders by one system call if there is one (Linux renameat2, macOS renameatx_np), else by three renames."""
     at_fdcwd, flag = (-100, 2) if sys.platform == "linux" else (-2, 2)
     name = {"linux": "renameat2", "darwin": "renameatx_np"}.get(sys.platform)
     swap = getattr(ctypes.CDLL(None, use_errno=True), name, None) if name else None
@@ -111,7 +111,7 @@ def exchange(new: Path, old: Path) -> None:
         if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), str(old))
     aside = new.with_name(new.name + ".old")
-    os.rename(old, aside)  # killed between these two lines, the old index is whole, under the name `aside`
+    os.rename(old, aside)  # if killed before the next line, the old index is whole, under the name `aside`
     os.rename(new, old)
     os.rename(aside, new)
 
@@ -124,7 +124,7 @@ def _read_request(staging: Path) -> dict | None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what is in a folder; the request first, so that no one continues with half of it."""
+    """Delete the content of a folder; the request first, so that no build continues with half of it."""
     (folder / REQUEST_FILE).unlink(missing_ok=True)
     sync(folder)
     for path in folder.iterdir():

@@ -30,19 +30,19 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
         source: one of
             - a file: `.jsonl`, `.json` (an array, objects in a row, or one object, sentences by title), `.tsv` or
               `.csv`, each also with `.gz` or `.zst`, or `.parquet`;
-            - a folder of such files, read with the folders in it by name, without `.md` files and names with a leading
-              `.` or `_`;
-            - a text, `.txt` or `.md`, or a folder of nothing but these, cut into passages of up to 1,000 characters, titled by
-              the first Markdown heading or the file's name, with ids such as "notes/oslo.md#2";
+            - a folder of such files, with its subfolders, read in the order of their paths, without `.md` files and names
+              with a leading `.` or `_`;
+            - a text, `.txt` or `.md`, or a folder of texts without other corpus files, cut into passages of up to 1,000
+              characters, titled by the first level-1 Markdown heading or the file's name, with ids such as "notes/oslo.md#2";
             - a folder of `datasets.save_to_disk`, or `hf:owner/name[:config]` on the hub (or a local path after `hf:`).
-            A row has `id`, `title`, `text`; or `id`, `contents`; or the `context` or `paragraphs` of a question. What a
-            file's first row is, its other rows are. A missing `id` is a hash of the content (see `make_passage`), a
+            A row has `id`, `title`, `text`; or `id`, `contents`; or the `context` or `paragraphs` of a question. All rows
+            of a file have the form of its first row. A missing `id` becomes a hash of the content (see `make_passage`), a
             missing `title` the first words of the text.
-        split: which split of a data set; needed where it has several.
+        split: split of a data set; needed if it has several.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: at once for an invalid source, and on the way for a bad row, naming file and row.
+        ValueError: at once for an invalid source; during the iteration for a bad row, with its file and number.
     """
     name, path = str(source), Path(source)
     if name.startswith("hf:"):
@@ -60,21 +60,21 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
 
 
 def make_passage(title: str, text: str) -> Passage:
-    """A passage whose id is a hash of its content: the same paragraph has one id in every file and split."""
+    """Make a passage whose id is a hash of its content, so the same paragraph has the same id in every file and split."""
     passage = passage_from_row({"id": "", "title": title, "text": text})
     digest = blake2b(f"{passage.title}\n{passage.text}".encode(), digest_size=8).hexdigest()
     return replace(passage, id=digest)
 
 
 def context_passages(record: dict) -> list[Passage]:
-    """The `context` of a question of HotpotQA or 2WikiMultihopQA, without its empty paragraphs."""
+    """Return the passages of the `context` of a question of HotpotQA or 2WikiMultihopQA, without empty paragraphs."""
     passages, rows = [], record["context"]
     rows = rows[0] if isinstance(rows, list) and rows else rows
     sentences_are = "content" if isinstance(rows, dict) and "content" in rows else "sentences"  # FlashRAG's 2Wiki
     for title, sentences in _pairs(record, "context", "title", sentences_are):
         if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise ValueError(f"'context': expected a list of sentences under {title!r}")
-        # HotpotQA's sentences begin with the space between them, 2WikiMultihopQA's do not.
+        # The sentences of HotpotQA begin with the space between them, those of 2WikiMultihopQA do not.
         spaced = any(sentence[:1].isspace() for sentence in sentences[1:])
         if text := ("" if spaced else " ").join(sentences).strip():
             passages.append(make_passage(title, text))
@@ -82,12 +82,12 @@ def context_passages(record: dict) -> list[Passage]:
 
 
 def paragraph_passages(record: dict) -> list[Passage]:
-    """The `paragraphs` of a question of MuSiQue."""
+    """Return the passages of the `paragraphs` of a question of MuSiQue."""
     return [make_passage(*pair) for pair in _pairs(record, "paragraphs", "title", "paragraph_text")]
 
 
 def _pairs(record: dict, field: str, first: str, second: str) -> list[tuple]:
-    """Pairs from a list of pairs, a list of objects, or an object of two lists as copies on the hub have it."""
+    """Return pairs from a list of pairs, a list of objects, or an object of two lists (as in copies on the hub)."""
     rows = record[field]
     if isinstance(rows, dict):
         columns = [column for column in (rows.get(first), rows.get(second)) if isinstance(column, list)]
@@ -101,9 +101,9 @@ def _pairs(record: dict, field: str, first: str, second: str) -> list[tuple]:
 
 
 def _passage(row: dict, title: str | None, text: str) -> Passage:
-    """A passage with what may be left out filled in: the id with a hash, the title with the first words."""
+    """Make a passage. A missing id becomes a hash of the content, a missing title the first words of the text."""
     title = title_from(text) if title is None else title
-    ids = [id for id in (row.get("id"), row.get("_id")) if id not in (None, "")]  # a blank cell of a table
+    ids = [id for id in (row.get("id"), row.get("_id")) if id not in (None, "")]  # None or "": a blank cell
     return passage_from_row({"id": ids[0], "title": title, "text": text}) if ids else make_passage(title, text)
 
 
@@ -113,7 +113,7 @@ def _string(row: dict, name: str) -> str:
     return row[name]
 
 
-# The field that tells what a row is, and how to get its passages.
+# The field that tells the form of a row -> the function that makes its passages.
 _FORMS: dict[str, Callable[[dict], Iterable[Passage]]] = {
     "contents": lambda row: [_passage(row, *split_contents(_string(row, "contents"), row.get("title")))],
     "context": context_passages,
@@ -125,7 +125,7 @@ _NEEDED = "id, title, text; or id, contents; or context; or paragraphs; id and t
 
 
 def _field_of(names: Iterable[str]) -> str:
-    """The key of `_FORMS` that a row with fields of these names goes by."""
+    """Return the key of `_FORMS` for a row with fields of these names."""
     names = list(names)
     if {"id", "title", "text"} <= set(names):
         return "text"
@@ -137,20 +137,20 @@ def _field_of(names: Iterable[str]) -> str:
 
 
 def _is_titles(row: dict) -> bool:
-    """Whether it is a whole corpus, its texts as lists of sentences by title."""
+    """Whether an object is a whole corpus: a list of sentences for each title."""
     texts = list(row.values())
     lists = all(isinstance(text, list) and text and isinstance(text[0], str) for text in texts)
     return lists and len(texts) > 1 and not _FORMS.keys() & row.keys()
 
 
 def _columns_of(names: Iterable[str]) -> list[str]:
-    """What to read of a table that has these columns."""
+    """Return the columns to read from a table that has the columns ``names``."""
     names = list(names)
     return [name for name in names if name == _field_of(names) or name in _OPTIONAL]
 
 
 def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
-    """The passages of rows that all have the form of the first; `where` comes before a row's number in errors."""
+    """Stream the passages of rows, which all have the form of the first. Errors name a row by `where` and its number."""
     field = None
     for number, row in rows:
         try:
@@ -168,7 +168,7 @@ def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
         yield from passages
 
 
-# Extension -> its reader, and what comes between file and row number in errors.
+# Extension -> its reader, and the text between file and row number in errors.
 _READERS: dict[str, tuple[Callable[[Path], formats.Rows], str]] = {
     ".jsonl": (formats.jsonl_rows, ":"),
     ".json": (formats.json_rows, ": record "),
@@ -179,7 +179,7 @@ _READERS: dict[str, tuple[Callable[[Path], formats.Rows], str]] = {
 
 
 def _file_reader(path: Path) -> Callable[[], Iterator[Passage]]:
-    """Opens a file when called, so that a folder of a thousand files has one open at a time."""
+    """Return a reader that opens the file when called, so that only one file of a folder is open at a time."""
     plain = _plain(path)
     extension = plain.suffix.lower()
     if extension not in _READERS or (extension == ".parquet" and plain != path):
@@ -191,11 +191,11 @@ def _file_reader(path: Path) -> Callable[[], Iterator[Passage]]:
 
 _TEXT = (".txt", ".md")
 _DOCUMENTS = (".rst", ".html", ".htm", ".org", ".tex", ".text", ".rtf", ".pdf", ".doc", ".docx", ".odt", ".epub")
-_ROOM = 1000  # characters of a passage that is cut from a text
+_ROOM = 1000  # maximum number of characters of a passage that is cut from a text
 
 
 def _folder_readers(folder: Path) -> list[Callable[[], Iterator[Passage]]]:
-    """Readers of the files of passages below a folder, or of its texts where there are no such files."""
+    """Return readers of the passage files below a folder, or of its texts if there are no passage files."""
     if is_index(folder):
         raise ValueError(f"{folder} is an index, not a corpus: search it as it is, with index=")
     files = sorted(files_in(folder))
@@ -206,15 +206,15 @@ def _folder_readers(folder: Path) -> list[Callable[[], Iterator[Passage]]]:
         raise ValueError(f"{folder}: there is no file of passages in it")
     if others := [path.name for path in files if path.suffix.lower() in _DOCUMENTS]:
         warnings.warn(
-            f"{folder}: {len(others)} files that are neither .txt nor .md are left out, {others[0]!r} among them",
+            f"{folder}: {len(others)} of its files are neither .txt nor .md and are left out, such as {others[0]!r}",
             stacklevel=3,
         )
     return [partial(_text_passages, path, _name_of(path, folder)) for path in texts]
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a corpus in a folder, and in folders and links to folders in it, without those with a leading . or _,
-    and indexes that were built among them."""
+    """List the files of a corpus in a folder, its subfolders and linked folders. Names with a leading . or _ and indexes
+    that were built there are left out."""
 
     def fail(error: OSError) -> NoReturn:
         raise error
@@ -222,7 +222,7 @@ def files_in(folder: Path) -> list[Path]:
     found, seen = [], set()
     for place, folders, names in os.walk(folder, followlinks=True, onerror=fail):
         status = os.stat(place)
-        if (status.st_dev, status.st_ino) in seen:  # by a link, which may lead back to where it is
+        if (status.st_dev, status.st_ino) in seen:  # reached by a link, which may lead back to a parent
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -232,17 +232,17 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _name_of(file: Path, folder: Path) -> str:
-    """The path in the folder, as text also where the name is none, as in old archives."""
+    """Return the path in the folder as valid text, even if the name is not UTF-8, as in old archives."""
     return os.fsencode(file.relative_to(folder).as_posix()).decode(errors="replace")
 
 
 def _plain(path: Path) -> Path:
-    """The name without its compression."""
+    """Return the path without the extension of its compression."""
     return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
 
 
 def _text_passages(path: Path, name: str) -> Iterator[Passage]:
-    """A text cut up; ``name`` and a number are the ids of the passages."""
+    """Cut a text into passages, whose ids are ``name`` and a number."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -259,7 +259,7 @@ def _text_passages(path: Path, name: str) -> Iterator[Passage]:
 
 
 def _parts_of(text: str) -> Iterator[str]:
-    """Paragraphs; of one that is too long its sentences, and of such a sentence pieces."""
+    """Yield paragraphs; a paragraph that is too long is cut into sentences, and such a sentence into pieces."""
     for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", text))):
         sentences = [paragraph] if len(paragraph) <= _ROOM else re.split(r"(?<=[.!?])\s+", paragraph)
         for sentence in sentences:
@@ -267,7 +267,7 @@ def _parts_of(text: str) -> Iterator[str]:
 
 
 def _open_saved(folder: Path):
-    """What `save_to_disk` wrote, memory-mapped: a `datasets.Dataset`, or a dict of them by split."""
+    """Memory-map what `save_to_disk` wrote: a `datasets.Dataset`, or a dict of them by split."""
     import pyarrow as pa
     from datasets import load_from_disk
 
@@ -278,7 +278,7 @@ def _open_saved(folder: Path):
 
 
 def _open_hub(source: str):
-    """The splits of a data set on the hub, as a dict of `datasets.IterableDataset`; nothing is downloaded in full."""
+    """Open a data set on the hub as a dict of `datasets.IterableDataset` by split; nothing is downloaded in full."""
     name, _, config = source.removeprefix("hf:").partition(":")
     if not name:
         raise ValueError(f"{source!r} names no data set; one on the hub is written hf:owner/name")
@@ -290,7 +290,7 @@ def _open_hub(source: str):
             ask_hub(name, "dataset")  # without a network `load_dataset` tries for minutes
 
         return load_dataset(name, config or None, streaming=True)
-    except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
+    except Exception as error:  # any error of the HTTP library if the hub does not answer
         raise ValueError(
             f"{source}: {str(error).rstrip('.')}. Without a network, fetch the files elsewhere (hf download {name} "
             "--repo-type dataset --local-dir FOLDER), copy the folder here and name it as the source."

@@ -1,4 +1,4 @@
-"""BM25 by rank_bm25: what the faster index is tested against, and can be swapped for."""
+"""BM25 by rank_bm25: a reference that the faster index is tested against, and that can replace it."""
 
 from pathlib import Path
 from typing import Self
@@ -12,13 +12,13 @@ from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
 
 
 class RankBM25Index(Index):
-    """rank_bm25's `BM25Okapi` with the same protocol: slow, for comparisons.
+    """rank_bm25's `BM25Okapi` as a `Searcher`: slow, for comparisons.
 
-    It has no stored form: opening a saved one reads the corpus and builds again.
+    It has no stored form: opening a saved index reads the corpus and builds the index again.
     """
 
     backend = "rank-bm25"
-    __reduce__ = object.__reduce__  # type: ignore[assignment]  # to send it is faster than to build it again
+    __reduce__ = object.__reduce__  # type: ignore[assignment]  # pickling it is faster than building it again
 
     def __init__(self, corpus: Corpus, analyzer: Analyzer, track: Track = silent):
         from rank_bm25 import BM25Okapi
@@ -59,7 +59,7 @@ class RankBM25Index(Index):
         return rows, scores
 
     def write(self, folder: Path) -> None:
-        """Nothing: the corpus beside it is all there is to keep."""
+        """Write nothing: the index is built again from the corpus beside it."""
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> Self:

@@ -1,4 +1,4 @@
-"""Say in one line which Python or package is missing, before anything needs it. Imported first by the packages here."""
+"""State in one line which Python or package is missing. The packages here import this module before all others."""
 
 import sys
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ _PACKAGES = ("numpy", "numba", "httpx", "tyro", "rich")
 
 
 def find_missing(version: tuple = sys.version_info, packages: tuple = _PACKAGES) -> str:
-    """What is missing, and what to do; "" if nothing is."""
+    """Return what is missing and how to fix it; "" if nothing is missing."""
     if version < (3, 11):
         return f"Python 3.11 or newer is needed, and {sys.executable} is {version[0]}.{version[1]}: run a newer one"
     missing = [name for name in packages if find_spec(name) is None]

@@ -17,7 +17,7 @@ from retrieval_index.publish import publishing
 class Searcher(Protocol):
     """Protocol of ranked retrieval over a corpus.
 
-    Searchers are read-only: threads may share one, and forks too.
+    Searchers are read-only: threads and forked processes may share one.
     """
 
     @property
@@ -25,19 +25,19 @@ class Searcher(Protocol):
         """The passages, by row number."""
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """The best passages of each query, best first, each with its `score` (higher is better).
+        """Return the best passages of each query, best first, each with its `score` (higher is better).
 
-        A list is shorter than `k` where fewer passages match; under BM25 only one that shares a word with the query, or
-        has it as its title. Equal scores are ordered by row number, lower first.
+        A list is shorter than `k` if fewer passages match. Under BM25, a passage matches if it shares a word with the query
+        or has the query as its title. Equal scores are ordered by row number, lower first.
 
         Raises:
-            TypeError: `queries` is one string instead of a list, or holds something else than strings; `k` is not an
+            TypeError: `queries` is one string instead of a list, or not all of them are strings; `k` is not an
                 integer.
             ValueError: `k` is less than 1.
         """
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same ranking as arrays, for code that fuses or merges rankings.
+        """Return the same ranking as arrays, for code that fuses or merges rankings.
 
         Returns:
             rows: int64 [len(queries), min(k, len(corpus))], row numbers of the corpus; -1 if nothing more matched.
@@ -45,16 +45,16 @@ class Searcher(Protocol):
         """
 
     def save(self, folder: str | Path) -> None:
-        """Write the index as a folder that `retrieval_index.load` opens; one already there is replaced in one step."""
+        """Write the index as a folder that `retrieval_index.load` opens; an index already there is replaced in one step."""
 
 
 class Index:
-    """Base class of backends: a searcher with a folder."""
+    """Base class of backends: a searcher that can be saved as a folder."""
 
     backend: str  # name in the manifest
     corpus: Corpus
-    parameters: dict  # JSON-able; its entries in the manifest beside the name, and what opening it takes
-    # Opens a loaded index once more from its folder, as it was opened there; None for any other.
+    parameters: dict  # JSON-able; kept in the manifest, and passed to `open`
+    # Opens a loaded index again from its folder, with the same options; None for an index that was not loaded.
     reopen: Callable[[], "Index"] | None = None
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,8 +78,8 @@ class Index:
             store.seal(staging, self.backend, self.parameters, self.corpus)
 
     def __reduce__(self) -> tuple:
-        """A loaded index is reopened from its folder, so worker processes read the same files. Any other is made again
-        from the arguments of its constructor, which it keeps in attributes of the same names."""
+        """Pickle a loaded index as its folder, so that worker processes read the same files. Pickle any other index as the
+        arguments of its constructor, which it keeps in attributes of the same names."""
         if self.reopen is not None:
             return self.reopen, ()
         return type(self), tuple(getattr(self, name) for name in inspect.signature(type(self)).parameters)

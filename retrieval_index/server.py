@@ -4,8 +4,8 @@
     GET /health      what is served: passages, backend, fingerprint of the corpus, limits
     GET /metrics     counters for Prometheus
 
-Errors are {"detail": "what was wrong"}: 408, the body does not arrive in time; 413 and 422, it is beyond the limits or invalid;
-429, with Retry-After, too many requests wait; 500, the search failed. Needs the extra `[server]`, so import it late.
+Errors are {"detail": "what was wrong"}: 408, the body does not arrive in time; 413 and 422, it exceeds the limits or is invalid;
+429, with Retry-After, too many queries wait; 500, the search failed. Needs the extra `[server]`, so import it late.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from retrieval_index.batching import Batcher, ClientGone, QueueFull, SearcherFai
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
-DEFAULT_TOPK = 3  # Search-R1's
-ARRIVAL = 10.0  # seconds that the head of a request may take, and its body
+DEFAULT_TOPK = 3  # as in Search-R1
+ARRIVAL = 10.0  # maximum seconds for the head of a request to arrive, and for its body
 
 
 class Protocol(H11Protocol):
-    """Of a connection, which is closed where it opens or begins a request and its head does not arrive in time."""
+    """A connection that is closed if it opens or begins a request and the request's head does not arrive in time."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -61,7 +61,7 @@ class Protocol(H11Protocol):
         self._deadline = None
 
 
-# Of uvicorn. Idle connections are kept for longer than clients keep them, so that none is closed under a request.
+# Options of uvicorn. Idle connections are kept longer than clients keep them, so that none is closed during a request.
 CONNECTION_LIMITS: dict[str, Any] = {
     "http": Protocol,
     "ws": "none",
@@ -71,7 +71,7 @@ CONNECTION_LIMITS: dict[str, Any] = {
     "timeout_graceful_shutdown": 60,
     "access_log": False,
 }
-CLIENT_GONE = 499  # what nginx logs for it; nobody receives it
+CLIENT_GONE = 499  # nginx's code for it, which no one receives
 
 _CLOSE = {"Connection": "close"}
 
@@ -88,14 +88,15 @@ class Query(BaseModel):
 
 
 def serve(searcher: Searcher, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; requests that were accepted by then are still answered. Host "0.0.0.0" is all
-    addresses: anyone who reaches it can search."""
+    """Serve until SIGINT or SIGTERM; requests that were accepted by then are still answered. Host "0.0.0.0" means
+    all addresses: anyone who reaches the machine can search."""
     searcher.search(["warm up"], k=1)  # numba compiles at the first search
     uvicorn.run(create_app(searcher, limits), host=host, port=port, **CONNECTION_LIMITS)
 
 
 def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
-    """The ASGI application that `serve` runs. It reads the whole corpus once, for its fingerprint."""
+    """Create the ASGI application that `serve` runs. For an index that was not loaded, it reads all passages once, for the
+    fingerprint."""
     limits = limits or Limits()
     metrics = _Metrics()
     batcher = Batcher(searcher, limits.waiting)
@@ -109,7 +110,7 @@ def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
 
     app = FastAPI(title="retrieval_index", lifespan=lifespan)
 
-    # Body and answer by hand: FastAPI's own way reads bodies of any size, and is several times slower.
+    # Body and answer are handled here: FastAPI itself reads bodies of any size, and is several times slower.
     @app.post(PATH)
     async def retrieve(request: Request) -> Response:
         started = time.perf_counter()
@@ -153,7 +154,7 @@ async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a request, of which no more than the limit is ever held, whatever the Content-Length."""
+    """Read the body of a request; stop as soon as it has more than ``limit`` bytes, whatever the Content-Length."""
     body = bytearray()
     try:
         async with asyncio.timeout(ARRIVAL):
@@ -190,7 +191,7 @@ def _topk(query: Query, limits: Limits) -> int:
 
 
 def _health(searcher: Searcher, limits: Limits) -> bytes:
-    corpus = getattr(searcher, "corpus", None)  # an adapter to another server has none, nor have shards behind servers
+    corpus = getattr(searcher, "corpus", None)  # None: an adapter to another server, or shards on servers
     served = {
         "status": "ok",
         "passages": None if corpus is None else len(corpus),
@@ -202,7 +203,7 @@ def _health(searcher: Searcher, limits: Limits) -> bytes:
 
 
 class _Metrics:
-    """What Prometheus reads, in a registry of its own: two apps in one process do not mix."""
+    """The metrics for Prometheus, in a separate registry, so that two apps in one process do not mix."""
 
     def __init__(self):
         self.registry = registry = CollectorRegistry()

@@ -1,9 +1,10 @@
-"""A corpus in shards, each an index of its own, on this machine or on servers; searched as one, exactly."""
+"""A corpus in shards that are searched as one. Each shard is an index of its own, on this machine or on a server."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from retrieval_index.search import Index, Searcher, check_request
 class ShardedSearcher(Index):
     """Search every shard, and merge by score.
 
-    This is the ranking of one index over all passages if scores are comparable: BM25 shards with the statistics of the whole
-    (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or re-rank.
-    Shards may be `RemoteSearcher`s: then `search` works, and `corpus` and `top_k` do not.
+    The ranking is that of one index over all passages if scores are comparable: for BM25 shards with the statistics of all
+    passages (`build_folder(..., shards=n)`), or for dense shards that share the encoder and search exactly or re-rank.
+    Shards may be `RemoteSearcher`s: then `search` works, but `corpus` and `top_k` do not.
     """
 
     backend = "shards"
@@ -54,6 +55,9 @@ class ShardedSearcher(Index):
         rows, scores = np.concatenate(own_rows, axis=1), np.concatenate([part for _, part in found], axis=1)
         order = np.argsort(np.where(rows < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+    def save(self, folder: str | Path) -> None:
+        raise ValueError("a sharded searcher cannot be saved: save its shards, or copy the folder that it came from")
 
     def _ask(self, request: Callable[[Any], Any]) -> list[Any]:
         with ThreadPoolExecutor(len(self.shards)) as pool:

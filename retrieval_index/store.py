@@ -1,6 +1,6 @@
-"""An index on disk is a folder with a manifest that names every file, its size and its SHA-256.
+"""The form of an index on disk: a folder with a manifest that names every file, its size and its SHA-256.
 
-It is verified before any reader parses a byte. Nothing is ever unpickled.
+The files are verified before any reader parses a byte. Nothing is ever unpickled.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE
 from retrieval_index.verified_array import IndexCorrupt, write_sums
 
 FORMAT_VERSION = 5
-SMALL = 1 << 22  # bytes; a file up to this size is read whole also when verified "fast"
+SMALL = 1 << 22  # bytes; files up to this size are read in full even when verified "fast"
 _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 def seal(folder: Path, backend: str, parameters: dict, corpus: Corpus) -> None:
-    """Write the manifest: what the index is, and the checksum of every file in the folder and below it; before it, the
-    checksums of the blocks of the files that searches read."""
+    """Write the manifest, with the description of the index and the checksum of every file in the folder and below it.
+    Before the manifest, write the checksums of the blocks of the files that searches read."""
     with ThreadPoolExecutor() as pool:
         blockwise = [path for path in _files(folder) if path.suffix in (".npy", ".faiss", ".json")]
-        list(pool.map(write_sums, [path for path in blockwise if path.parent == folder]))  # shards have theirs
+        list(pool.map(write_sums, [path for path in blockwise if path.parent == folder]))  # shards have their own
         write_line_sums(folder)
         paths = _files(folder)
         described = list(pool.map(_describe, paths))
@@ -42,17 +42,17 @@ def seal(folder: Path, backend: str, parameters: dict, corpus: Corpus) -> None:
     sync_tree(folder)
     half = folder / f".{MANIFEST_FILE}"
     half.write_bytes(_manifest_bytes(manifest))
-    publish(half, folder / MANIFEST_FILE)  # so that a folder with a manifest is complete
+    publish(half, folder / MANIFEST_FILE)  # last, so that a folder with a manifest is complete
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of an index; its own manifest may be there from a build that was killed after its end."""
+    """List the files of an index, without its manifest, which a build that was killed at its end may have left."""
     own = {folder / REQUEST_FILE, folder / MANIFEST_FILE}
     return sorted(p for p in folder.rglob("*") if p.is_file() and p not in own and not p.name.startswith("."))
 
 
 def read_manifest(folder: str | Path) -> dict:
-    """The manifest of an index, itself verified, its files not. Raises FileNotFoundError or `IndexCorrupt`."""
+    """Read and verify the manifest of an index, but not its files. Raises FileNotFoundError or `IndexCorrupt`."""
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -78,9 +78,9 @@ def read_manifest(folder: str | Path) -> dict:
 def verify(folder: str | Path, how: Literal["full", "fast"] = "full") -> dict:
     """Check every file of an index against its manifest, and return the manifest. Raises as `read_manifest` does.
 
-    "full" reads all of every file. "fast" does so up to 4 MB; of a larger file it checks the size and 64 samples of 16 KiB, the
-    first and last among them. It finds files that are missing, cut off, exchanged or of another index. It may miss a single
-    changed byte in the middle of a large file.
+    "full" reads every file in full. "fast" does so for files up to 4 MB; of a larger file it checks the size and 64 samples of
+    16 KiB, including its beginning and end. "fast" finds files that are missing, cut off, exchanged or from another index. It
+    may miss a single changed byte in the middle of a large file.
     """
     if how not in ("full", "fast"):
         raise ValueError(f"verify must be 'full' or 'fast', got {how!r}")
@@ -120,7 +120,7 @@ def _sample(path: Path) -> str:
 
 
 def _manifest_bytes(manifest: dict) -> bytes:
-    """The only bytes a manifest may have: canonical JSON that ends with its own checksum: no edit goes unseen."""
+    """Return the only valid bytes of a manifest: canonical JSON that ends with its checksum, so that any edit is found."""
     checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps(manifest | {"checksum": checksum}, indent=2).encode() + b"\n"
 

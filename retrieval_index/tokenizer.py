@@ -1,7 +1,7 @@
 """Terms of a text: the same for passages and queries, in every lexical index.
 
-An index is searched with the terms that it was built of: the weights of the fields are in its manifest
-(`Analyzer.parameters`), and whoever changes `tokenize` raises `store.FORMAT_VERSION`.
+An index must be searched with the terms that it was built with. Therefore the weights of the fields are in its manifest
+(`Analyzer.parameters`), and a change of `tokenize` must raise `store.FORMAT_VERSION`.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 TITLE_WEIGHT = 3
 
-# Lucene's classic English list, which bm25s takes for English too.
+# Lucene's classic English list, which bm25s uses too.
 STOP_WORDS = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that
     the their then there these they this to was will with""".split()
@@ -20,7 +20,7 @@ STOP_WORDS = frozenset(
 
 _WORD = re.compile(r"\w+")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-_UNSEEN = re.compile("[\u00ad\u200c-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")  # \u200b is where a line may break
+_UNSEEN = re.compile("[\u00ad\u200c-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")  # not \u200b: a line may break there
 _THOUSANDS = re.compile(r",(?=\d{3}(?!\d))(?<=\d,)(?<!\d{4},)")
 _BASE_LETTER = re.compile(r"LATIN (?:SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z]{1,2})(?: WITH .+)?")
 _OTHER_LETTERS = {"œ": "oe", "ð": "d", "þ": "th", "ŋ": "n", "ĸ": "q", "ʻ": "", "ʼ": "", "ʾ": "", "ʿ": ""}
@@ -40,7 +40,7 @@ def _drop_stop_words(words: list[str]) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    if not text.isascii():  # a table is slow: only what is not ASCII goes through it
+    if not text.isascii():  # `translate` is slow: use it only for what is not ASCII
         text = _NOT_ASCII.sub(lambda part: part[0].translate(_FOLDED), _UNSEEN.sub("", text))
     text = text.lower()
     return _WORD.findall(_THOUSANDS.sub("", text) if "," in text else text)
@@ -56,9 +56,9 @@ class Analyzer:
     """The terms of passages and queries in a lexical index.
 
     Attributes:
-        title_weight: how often the title counts, as if it stood so often before the text; 0 leaves it out entirely.
-        exact_title: the whole title is one more term, and so is the whole query: who asks for "Let It Be" is given what
-            is called so, before what has much to say of it.
+        title_weight: how many times the title counts, as if repeated before the text; 0 leaves it out entirely.
+        exact_title: make the whole title one more term, and the whole query too. The query "Let It Be" then finds the
+            passage of that title before passages about it.
     """
 
     title_weight: int = TITLE_WEIGHT
@@ -70,34 +70,34 @@ class Analyzer:
 
     @property
     def parameters(self) -> dict:
-        """Its entries in the manifest."""
+        """Return the entries of the analyzer in the manifest."""
         return asdict(self)
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """Make the analyzer of a manifest, or of the options of a build."""
+        """Make an analyzer from the parameters in a manifest, or from the options of a build."""
         return cls(**{field.name: parameters[field.name] for field in fields(cls) if field.name in parameters})
 
     def query_terms(self, query: str) -> list[str]:
-        """The terms of a query."""
+        """Return the terms of a query."""
         words = _words(query)
         return _drop_stop_words(words) + self._whole(words)
 
     def passage_terms(self, title: str, text: str) -> list[str]:
-        """The terms of a passage, those of the title as often as it counts."""
+        """Return the terms of a passage, those of its title `title_weight` times."""
         words = _words(title)
         return _drop_stop_words(words) * self.title_weight + tokenize(text) + self._whole(words)
 
     def _whole(self, title: list[str]) -> list[str]:
-        """The term of a whole title: its words, stop words too, in one. No word begins as it does."""
+        """Return the term of a whole title: "=" and all its words, also stop words, joined. No word begins with "="."""
         return [f"={''.join(title)}"] if self.exact_title and self.title_weight and title else []
 
 
 def _fold(character: str) -> str:
     """Fold to lower case without accents, as in Lucene's ASCIIFoldingFilter.
 
-    Unicode form NFKD without combining marks. Latin letters that do not decompose become what is typed for them: "ø" o, "æ" ae,
-    "ß" ss.
+    The result has Unicode form NFKD without combining marks. Latin letters that do not decompose become what is usually typed
+    for them: "ø" becomes "o", "æ" "ae", "ß" "ss".
     """
     parts = unicodedata.normalize("NFKD", character)
     if "\u2044" in parts:  # "13½" is 13 and 1/2, not 131 and 2
@@ -116,7 +116,7 @@ def _fold_letter(letter: str) -> str:
 
 
 class _Folding(dict):
-    """A table for `str.translate` that is filled as characters come."""
+    """A table for `str.translate` that is filled when characters occur."""
 
     def __missing__(self, code: int) -> str:
         self[code] = folded = _fold(chr(code))

@@ -1,7 +1,7 @@
 """Nearest neighbours by inner product: FAISS (Douze et al. 2024, arXiv 2401.08281) over unit vectors on disk.
 
 A FAISS factory string names the kind of index. Kinds that compress (SQ, PQ, RaBitQ) only propose a shortlist, whose
-scores are computed anew from the vectors themselves, kept as float16 in a file: a score is the cosine whatever the kind.
+scores are computed again from the vectors, kept as float16 in a file. The score is the cosine for every kind of index.
 """
 
 import math
@@ -15,16 +15,16 @@ from retrieval_index.verified_array import VerifiedArray, open_reader
 
 EXAMPLES = "Flat, HNSW32, IVF,SQ8, IVF,PQ64, RR,IVF,RaBitQ, IVF,RaBitQ4, or with the number of lists, IVF1024,PQ64"
 BLOCK = 32_768  # rows held as float32 at a time
-TRAIN_PER_LIST = 64  # k-means asks for at least 39 vectors a list
+TRAIN_PER_LIST = 64  # k-means asks for at least 39 vectors per list
 TRAIN_FLOATS = 2**28  # never train on more than 1 GiB
-SHORTLIST = 10  # times k: how many candidates are scored anew
+SHORTLIST = 10  # times k: number of candidates that are scored again
 LEAST_SHORTLIST = 100
 TUNE_QUERIES = 200
-LEAST_GAIN = 1.005  # of recall, for which a search is made twice as wide
+LEAST_GAIN = 1.005  # factor by which recall must grow for a search twice as wide
 
 
 def make(factory: str, dimension: int, rows: int):
-    """An empty faiss.Index for inner product over `rows` vectors. "IVF" without a number of lists gets about 4√rows."""
+    """Make an empty faiss.Index for inner product over `rows` vectors. "IVF" without a number gets about 4√rows lists."""
     import faiss
 
     wanted = re.sub(r"(?:^|(?<=,))IVF(?=[,_])", f"IVF{_lists(rows)}", factory)
@@ -41,17 +41,17 @@ def make(factory: str, dimension: int, rows: int):
     if isinstance(inner, faiss.IndexIVF):
         if inner.nlist > rows:
             raise ValueError(f"{factory!r} has more lists than there are passages ({rows:,}): try Flat")
-        # Codes are of the difference to a centroid, and FAISS would scale centroids to norm 1, away from their vectors:
-        # the shortlist of RaBitQ on 100,000 random vectors then holds 0.20 of the neighbours instead of 0.52.
+        # Codes store the difference to a centroid, and FAISS would scale centroids to norm 1, away from their vectors.
+        # The shortlist of RaBitQ on 100,000 random vectors would hold 0.20 of the neighbours instead of 0.52.
         inner.cp.spherical = False
     if isinstance(inner, faiss.IndexPQ | faiss.IndexIVFPQ):
-        # Minutes of training for a search mode that is not used here.
+        # It would take minutes of training for a search mode that is not used here.
         inner.do_polysemous_training = False  # type: ignore[union-attr]  # missing from FAISS's stubs
     return index
 
 
 def fill(index, vectors: np.ndarray, track: Track = silent) -> None:
-    """Train the index on a random sample of the vectors (float16 [n, dimension]) and add them all, block by block."""
+    """Train the index on a random sample of the vectors (float [n, dimension]) and add them all, block by block."""
     lists = getattr(_inner(index), "nlist", 0)
     sample = min(TRAIN_FLOATS // index.d, max(65_536, TRAIN_PER_LIST * lists))
     try:
@@ -69,8 +69,8 @@ def fill(index, vectors: np.ndarray, track: Track = silent) -> None:
 def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
     """Set how widely the index searches, by its recall@10 with 200 of the vectors as queries.
 
-    The width (lists probed, or candidates held by HNSW) doubles while that finds 0.5 % more. Returns what `apply` sets
-    again, and the recall measured; nothing for an exact index.
+    The width (lists probed, or candidates held by HNSW) doubles while recall grows by more than 0.5 %. Returns the settings
+    for `apply` and the recall measured; an empty dict for an exact index.
     """
     import faiss
 
@@ -78,14 +78,14 @@ def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
         return {}
     queries = vectors[sample_rows(len(vectors), TUNE_QUERIES)].astype(np.float32)
     kept = None if is_lossless(index) else vectors
-    k = min(11, len(vectors))  # each finds itself, and 10 more
+    k = min(11, len(vectors))  # each query finds itself, and 10 more
     name, least, most = _width(index)
 
     def measure(width: int) -> float:
         if name:
             apply(index, {name: width})
         rows, scores = search(index, kept, queries, k)
-        # By score, because of equal passages any will do; each query finds itself, which does not count.
+        # By score, because any of several equal passages will do. Each query finds itself, which does not count.
         recall = float(np.mean((rows >= 0) & (scores >= nearest[:, -1:] - 1e-5)))
         return (recall * k - 1) / max(1, k - 1)
 
@@ -100,7 +100,7 @@ def tune(index, vectors: np.ndarray, track: Track = silent) -> dict:
 
 
 def apply(index, settings: dict) -> None:
-    """Set what `tune` returned."""
+    """Apply the settings that `tune` returned to an index."""
     import faiss
 
     for name in settings.keys() & {"nprobe", "efSearch"}:
@@ -118,7 +118,7 @@ def read(path: Path, settings: dict):
 
 
 def _inner(index):
-    """The index proper, without rotations before it or a refinement after it."""
+    """Return the index itself, without rotations before it or a refinement after it."""
     import faiss
 
     while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
@@ -127,7 +127,7 @@ def _inner(index):
 
 
 def _width(index) -> tuple[str | None, int, int]:
-    """The setting that trades time for recall, its least and its highest value."""
+    """Return the setting that trades time for recall (None if there is none), with its lowest and highest value."""
     import faiss
 
     inner = _inner(index)
@@ -139,28 +139,27 @@ def _width(index) -> tuple[str | None, int, int]:
 
 
 def is_lossless(index) -> bool:
-    """Whether the index itself holds the vectors as they are, so that its scores need no correction."""
+    """Whether the index holds the vectors unchanged, so that its scores need no correction."""
     import faiss
 
     return isinstance(index, faiss.IndexFlat | faiss.IndexHNSWFlat | faiss.IndexIVFFlat)
 
 
 def search(
-    index, vectors: np.ndarray | VerifiedArray | None, queries: np.ndarray, k: int, shortlist: int | None = None
+    index, vectors: np.ndarray | VerifiedArray | None, queries: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best `k` of the index for each query (float32 [n, dimension]), best first, equal scores by lower row.
+    """Find the best `k` rows for each query (float32 [n, dimension]), best first, of equal scores the lower row first.
 
     Args:
-        vectors: float16 [rows, dimension] to score the shortlist with; None if the index is lossless.
-        shortlist: how many candidates to score anew; by default ten times k, at least 100.
+        vectors: float16 [rows, dimension], to score the shortlist (10 k rows, at least 100); None if the index is lossless.
 
     Returns:
-        rows int64 [n, k], -1 if the index found nothing more; scores float32 [n, k], there 0.
+        rows int64 [n, k], -1 if the index found nothing more; scores float32 [n, k], 0 where the row is -1.
     """
     if vectors is None:
         scores, rows = _find_with_ties(index, queries, k)
     else:
-        scores, rows = index.search(queries, min(index.ntotal, shortlist or max(SHORTLIST * k, LEAST_SHORTLIST)))
+        scores, rows = index.search(queries, min(index.ntotal, max(SHORTLIST * k, LEAST_SHORTLIST)))
         for query in range(len(queries)):  # one at a time: a batch would gather hundreds of megabytes
             scores[query] = vectors[rows[query]].astype(np.float32) @ queries[query]
     scores[rows < 0] = -np.inf
@@ -171,7 +170,7 @@ def search(
 
 
 def _find_with_ties(index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """At least k rows, and all that are as good as the last of these: of equal scores FAISS drops the lower rows."""
+    """Find at least k rows, and all that are as good as the last one: of equal scores FAISS drops the lower rows."""
     depth = k + 1
     while True:
         scores, rows = index.search(queries, depth)
@@ -192,12 +191,12 @@ def exact(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray,
 
 
 def sample_rows(n: int, size: int) -> np.ndarray:
-    """`size` of the row numbers below `n`, or all of them; ascending, and the same at each call."""
+    """Draw `size` of the row numbers below `n`, or all of them; ascending, and the same at each call."""
     if size >= n:
         return np.arange(n)
     return np.sort(np.random.default_rng(0).choice(n, size, replace=False))
 
 
 def _lists(rows: int) -> int:
-    """A power of 2 near 4√rows, FAISS's advice, and with enough vectors a list for k-means."""
+    """Return a power of 2 near 4√rows, as FAISS advises, with enough vectors per list for k-means."""
     return 2 ** max(0, math.floor(math.log2(max(1, min(4 * math.sqrt(rows) * math.sqrt(2), rows / 39)))))

@@ -1,11 +1,11 @@
-"""Files of an index, read so that no one else's write reaches a search.
+"""Read the files of an index so that a write by another process never changes the result of a search.
 
 Bytes are copied into memory and compared with a checksum of the build: small files whole, large arrays block by block on first
-use. If a file was overwritten or cut off under a running server, a search that reads the damage raises `IndexCorrupt`. A memory
-map would give other answers, or end the process.
+use. If a file is overwritten or cut off while a server runs, a search that reads the damaged part raises `IndexCorrupt`. A
+memory map would give wrong answers, or end the process.
 
 The checksums of ``name`` are beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
-the passages. They are written last: a build under way reads its own files without.
+the passages. They are written last: a build that is not complete reads its own files without checksums.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ def usable_memory() -> int:
 
 BLOCK = 1 << 14  # bytes
 SUMS = ".sums"
-MOST = usable_memory() // 4  # bytes that are kept of one array
+MOST = usable_memory() // 4  # bytes of one array above which its memory is dropped
 _RUN = 256  # blocks that are read at once
-_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where it is written, and not before
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is allocated only when it is written
 
 
 class IndexCorrupt(ValueError):
@@ -42,7 +42,7 @@ class IndexCorrupt(ValueError):
 
 
 def checksum(content: bytes | memoryview) -> int:
-    """64 bits of SHA-256."""
+    """Return the first 64 bits of the SHA-256 of a block."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
 
 
@@ -58,18 +58,18 @@ def save_sums(path: Path, sums: np.ndarray) -> None:
 
 
 def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:
-    """The checksums of a file's parts; None if it has none."""
+    """Read the checksums of a file's parts; None if it has none."""
     sums = path.with_name(path.name + SUMS)
     return np.fromfile(sums, dtype) if sums.is_file() else None
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, every block as it was written. Raises `IndexCorrupt`."""
+    """Read a whole file. Raises `IndexCorrupt` if a block is not what was written."""
     return b"".join(_pieces(path))
 
 
 def open_reader(path: Path) -> Callable[[int], bytes]:
-    """A function that reads on in a file, at most so many bytes at a time, every block as it was written."""
+    """Return a function that reads the next bytes of a file, at most ``size``. It raises `IndexCorrupt` as `read_bytes` does."""
     pieces, rest = _pieces(path), b""
 
     def read(size: int) -> bytes:
@@ -82,7 +82,7 @@ def open_reader(path: Path) -> Callable[[int], bytes]:
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array of an .npy file, read-only, every block as it was written. Raises `IndexCorrupt`."""
+    """Read the array of an .npy file, read-only. Raises `IndexCorrupt` as `read_bytes` does."""
     array = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
     array.setflags(write=False)
     return array
@@ -97,7 +97,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 class VerifiedArray:
-    """The array of an .npy file, of which blocks are read when they are needed. Threads may share it."""
+    """The array of an .npy file, whose blocks are read and checked when they are needed. Threads may share it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -108,7 +108,7 @@ class VerifiedArray:
         self._lock = threading.Lock()
         _read(self._file.fileno(), path, self._sums, 0, 1, self._size)
         try:
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # reads the header, and no more
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # reads only the header
         except (ValueError, EOFError) as error:
             raise IndexCorrupt(f"{path}: it is no array: {error}") from None
         self.shape, self.dtype, self._start = mapped.shape, mapped.dtype, mapped.offset
@@ -127,8 +127,8 @@ class VerifiedArray:
         return self.read_rows(rows, rows + 1)[rows]
 
     def read_rows(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return the array, with the rows from ``low[i]`` to ``high[i]``, int64 [n]; others may be zero. Raises
-        `IndexCorrupt` where a block of them is not what was written."""
+        """Return the array, in which the rows from ``low[i]`` to ``high[i]``, int64 [n], are read; others may be zero. Raises
+        `IndexCorrupt` if a block of these rows is not what was written."""
         first = (self._start + low * self._row) // BLOCK
         counts = -(-(self._start + high * self._row) // BLOCK) - first
         blocks = np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)
@@ -143,11 +143,11 @@ class VerifiedArray:
 
     @property
     def array(self) -> np.ndarray:
-        """The array, zero where no block was read; another one when what was read has been forgotten."""
+        """The array, zero where no block was read; a new one after the memory was dropped."""
         return self._state[0]
 
     def _forget(self) -> None:
-        """Begin anew with no block present."""
+        """Drop the memory, and start again with no block present."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         self._memory, self._bytes = mmap.mmap(-1, self._size, flags=flags), 0
         array: np.ndarray = np.frombuffer(self._memory, self.dtype, offset=self._start).reshape(self.shape)
@@ -155,7 +155,7 @@ class VerifiedArray:
         self._state = array, np.zeros(self._blocks, np.bool_)
 
     def _fetch(self, present: np.ndarray, blocks: np.ndarray) -> None:
-        """Copy these blocks, int64 [n], ascending, which are not present yet."""
+        """Read blocks that are not present yet into memory; ``blocks`` is int64 [n], ascending."""
         for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
             for part in np.split(run, range(_RUN, len(run), _RUN)) if len(run) else ():
                 at, end = int(part[0]), int(part[-1]) + 1
@@ -166,7 +166,7 @@ class VerifiedArray:
 
 
 def _read(handle: int, path: Path, sums: np.ndarray | None, first: int, last: int, size: int) -> bytes:
-    """Blocks ``first`` to ``last`` of a file, compared with their checksums."""
+    """Read blocks ``first`` to ``last`` (exclusive) of a file, and compare them with their checksums."""
     wanted = min(last * BLOCK, size) - first * BLOCK
     content = b""
     while len(content) < wanted and (more := os.pread(handle, wanted - len(content), first * BLOCK + len(content))):

@@ -1,10 +1,10 @@
-"""The wire format of Search-R1's retrieval server, which verl and SkyRL speak too, and what a server takes of it.
+"""The wire format of Search-R1's retrieval server, which verl and SkyRL use too, and the limits of a server.
 
     POST /retrieve   {"queries": ["rock band from Los Angeles"], "topk": 3, "return_scores": true}
     200              {"result": [[{"document": {"id": "1", "contents": "\\"Toto\\"\\nToto is a rock band ..."},
                                    "score": 9.5}, ...]]}
 
-`result` has one list a query, best first. Without `return_scores` its entries are the documents themselves. Our server
+`result` has one list per query, best first. Without `return_scores` its entries are the documents themselves. Our server
 also sends the `title`, since one may contain a newline.
 """
 
@@ -25,7 +25,7 @@ class Limits:
     passages: int = 131_072  # that one request may ask for, `queries` times `topk`: some 100 MB
     query_chars: int = 10_000  # in one query
     body_bytes: int = 8_000_000  # of one request
-    waiting: int = 8192  # queries that wait for a search, of all requests together; one beyond them is answered 429
+    waiting: int = 8192  # queries of all requests that wait for a search; a request beyond this gets status 429
 
     def __post_init__(self):
         for limit in fields(self):
@@ -44,8 +44,8 @@ def entry_of(passage: Passage, with_score: bool) -> dict:
 
 
 def passage_of(entry: object) -> Passage:
-    """The passage of an entry with a score, a ValueError if it is none. Documents of other servers may lack the title
-    (then it is the first line of the contents, see `split_contents`), carry the text on its own, and lack the id."""
+    """Make a passage from an entry with a score; raises ValueError if the entry is invalid. Documents of other servers may
+    lack the id, lack the title (see `split_contents`), or have the text in a field of its own."""
     match entry:
         case {"document": {"contents": str(contents)} as document, "score": int() | float() as score}:
             known = document.get("title")

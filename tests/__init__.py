@@ -1,1 +1,1 @@
-"""A package, so that no tests folder that another library installs stands before ours."""
+"""A package, so that a ``tests`` folder that another library installs is not imported instead."""

@@ -1,6 +1,6 @@
-"""Small chat templates of the kinds that pretrained models have, and a tokenizer that speaks each.
+"""Small chat templates of the kinds that pretrained models have, and a tokenizer for each.
 
-Each does what its kind is known for, and no more: `KINDS` says what. None is a copy.
+Each template does only what its kind is known for; comments state it. None is a copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _CHATML_TOOLS = (
     "These are your functions:\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n"
     "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
 )
-_CHATML_RESULT = (  # those of one turn stand in one message of the user
+_CHATML_RESULT = (  # the results of one turn share one message of the user
     "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
     "\n<tool_response>\n{{ m.content }}\n</tool_response>"
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
@@ -38,7 +38,7 @@ _XML_CALLS = (
     "<function={{ call.function.name }}>\n{% for name, value in call.function.arguments | items %}<parameter={{ name }}>\n"
     "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
 )
-# Strings between quotes: escaped, or as they are.
+# Strings have quotes; they are escaped or left unchanged.
 _PYTHON_CALLS = (
     "{%% if m.tool_calls %%}<|tool_call_start|>[{%% for call in m.tool_calls %%}{{ call.function.name }}("
     "{%% for name, value in call.function.arguments | items %%}{{ name }}="
@@ -68,7 +68,7 @@ PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# The prompt opens a thought; in messages there is none.
+# The prompt opens a thought; messages contain none.
 R1 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
@@ -76,7 +76,7 @@ R1 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 HERMES = _chatml("{{ m.content or '' }}" + _HERMES_CALLS)
-# A thought stands in the turns after the last message of the user; in the last of them an empty one where there is none.
+# Turns after the last message of the user keep their thoughts; the last turn has an empty one if it has none.
 QWEN3 = _chatml(
     "{% if loop.index0 > at.user and (loop.last or m.reasoning_content) %}"
     "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content or '' }}" + _HERMES_CALLS,
@@ -89,7 +89,7 @@ QWEN35 = _chatml(
     prompt="<think>\n{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}",
     before=_LAST_USER,
 )
-# Every thought but that of the last message goes, as text in the content too.
+# Drops every thought except that of the last message, also if it is text in the content.
 DROPS = _chatml(
     "{% set content = m.content or '' %}{% if not loop.last and '</think>' in content %}"
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
@@ -119,7 +119,7 @@ LLAMA31 = (
     "<|eot_id|>{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# The functions stand before the last message of the user; ids of calls have nine letters or digits.
+# The functions come before the last message of the user; ids of calls have nine letters or digits.
 MISTRAL = (
     f"{_LAST_USER}{{{{ bos_token }}}}"
     "{% for m in messages %}{% if m.role == 'user' %}"
@@ -136,7 +136,7 @@ MISTRAL = (
     "{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}"
     "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# A turn has no end of its own: the model writes <|user|> or <|observation|>.
+# Turns have no end token: the model writes <|user|> or <|observation|>.
 GLM = (
     f"{_LAST_USER}[gMASK]<sop>{{% if tools %}}<|system|>\nThese are your functions:\n<tools>\n{{% for tool in tools %}}"
     "{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}{% for m in messages %}"
@@ -151,7 +151,7 @@ GLM = (
     "{% if add_generation_prompt %}<|assistant|>"
     "{% if enable_thinking is defined and not enable_thinking %}\n<think></think>{% endif %}{% endif %}"
 )
-# Only the first of several calls; thoughts only before calls that no answer follows, and in the last message.
+# Writes only the first of several calls; thoughts only before calls and in the last message.
 GPT_OSS = (
     "<|start|>system<|message|>Valid channels: analysis, commentary, final.<|end|>"
     "{% if messages[0].role in ('system', 'developer') %}{% set task = messages[0].content %}"
@@ -172,7 +172,7 @@ GPT_OSS = (
     "{% else %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# Messages have recipients, and the last of a turn another end.
+# Messages have recipients; the last message of a turn has another end token.
 MUSE = (
     "<|start|>system<|message|>{% if messages[0].role == 'system' %}{{ messages[0].content }}"
     "{% set messages = messages[1:] %}{% endif %}{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}<|eot|>"
@@ -187,7 +187,7 @@ MUSE = (
     "{% else %}<|start|>user<|message|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# Results close themselves, and the next turn follows at once.
+# Results have their own end token, and the next turn follows directly.
 DEEPSEEK = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
     "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}{% for m in messages %}{% if m.role == 'user' %}"
@@ -212,7 +212,7 @@ _FUNCTIONS_OF_GEMMA4 = (
     "{% elif value is sequence %}[{% for inner in value %}{{ quoted(inner) }}{% if not loop.last %},{% endif %}{% endfor %}]"
     "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
 )
-# Results follow the calls within one turn of the model; strings stand between tokens of their own.
+# Results follow the calls within one turn of the model; strings are enclosed in a special token.
 GEMMA4 = (
     f"{_FUNCTIONS_OF_GEMMA4}{{{{ bos_token }}}}"
     "{% if tools or messages[0].role == 'system' %}<|turn>system\n"
@@ -228,13 +228,13 @@ GEMMA4 = (
     "{% set last.role = m.role %}{% endfor %}"
     "{% if add_generation_prompt and last.role != 'tool' %}<|turn>model\n{% endif %}"
 )
-# The system message goes without a word, and a conversation ends with a token that no turn is sampled with.
+# Drops the system message without an error; a conversation ends with a token that no sampled turn has.
 PHI3 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
     "{% elif m.role == 'assistant' %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
     "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
 )
-# A space and the end follow a turn; only the ends are tokens.
+# A space and the end token follow a turn; no other mark is a token.
 LLAMA2 = (
     "{% set task = '' %}{% if messages[0].role == 'system' %}"
     "{% set task = '<<SYS>>\n' + messages[0].content + '\n<</SYS>>\n\n' %}"
@@ -246,7 +246,7 @@ ZEPHYR = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-# No end of a turn, and no token at all.
+# Turns have no end, and no mark is a token.
 VICUNA = (
     "{% for m in messages %}{{ {'system': 'TASK', 'user': 'USER', 'assistant': 'ASSISTANT'}[m.role] }}: {{ m.content }}\n"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
@@ -259,8 +259,8 @@ class Kind:
 
     Attributes:
         specials: the tokens that the tokenizer flags as special.
-        added: tokens of their own that it does not flag.
-        ends: what `generation_config.json` names beside eos.
+        added: further tokens of the template, which the tokenizer does not flag.
+        ends: end tokens that `generation_config.json` names in addition to eos.
         spaces: whether a space is put before every text between special tokens, as by SentencePiece.
     """
 
@@ -384,7 +384,7 @@ KINDS = {
 
 @lru_cache
 def make_tokenizer(kind: str, merges: int = 120, texts: Iterable[str] = TEXT) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with the template and the tokens of ``KINDS[kind]``; the same object each time."""
+    """Make a BPE tokenizer with the template and the tokens of ``KINDS[kind]``; repeated calls return the same object."""
     of = KINDS[kind]
     tokenizer = Tokenizer(models.BPE(unk_token=of.specials[0] if of.spaces else None))
     if of.spaces:
@@ -411,5 +411,5 @@ def make_tokenizer(kind: str, merges: int = 120, texts: Iterable[str] = TEXT) ->
 
 
 def end_ids(kind: str) -> list[int]:
-    """The ids of `Kind.ends`, which a model of that kind may end a turn with beside eos."""
+    """Return the ids of `Kind.ends`, with which a model of that kind may end a turn in addition to eos."""
     return make_tokenizer(kind).convert_tokens_to_ids(list(KINDS[kind].ends))

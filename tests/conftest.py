@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def unflushed():
-    """Files are not forced onto the disk: a test kills processes, never the machine, and each flush takes milliseconds."""
+    """Replace `os.fsync` by nothing: tests kill processes, never the machine, and each flush takes milliseconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield

@@ -1,4 +1,4 @@
-"""An application on this machine, for as long as a test needs it."""
+"""Serve an application on this machine during a test."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def serving(app, **options) -> Iterator[tuple[str, Any]]:
-    """The address of an application that a thread serves, and its server."""
+    """Serve an application in a thread; yields its address and its server."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", **options))

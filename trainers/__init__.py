@@ -4,4 +4,4 @@ import sys
 from importlib.util import find_spec
 
 if sys.version_info < (3, 11) or find_spec("tyro") is None:
-    import retrieval_index  # noqa: F401  (names what is missing)
+    import retrieval_index  # noqa: F401  (its error names what is missing)

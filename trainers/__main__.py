@@ -13,7 +13,7 @@ def main() -> None:
     """Run the command that the first argument names; nothing heavy is imported before it is known.
 
     Raises:
-        SystemExit: 2 and one line, if there is no such command.
+        SystemExit: status 2, with a one-line message, if there is no such command.
     """
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
@@ -22,14 +22,14 @@ def main() -> None:
     if command not in COMMANDS:
         print(f"agent-r1-train: unknown command {command!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         raise SystemExit(2)
-    if os.getcwd() not in sys.path:  # as with `python -m`: --env my_module:Mine/Task-v0 finds a module beside the user
+    if os.getcwd() not in sys.path:  # as with `python -m`: --env my_module:Mine/Task-v0 is found in the current folder
         sys.path.insert(0, os.getcwd())
     sys.argv = [f"agent-r1-train {command}", *arguments]
     runpy.run_module(f"trainers.{command}", run_name="__main__", alter_sys=True)
 
 
 def usage() -> str:
-    """The commands, each with the first line of its docstring, which is read without importing the file."""
+    """List the commands, each with the first line of its docstring, which is read without importing the file."""
     lines = ["usage: agent-r1-train COMMAND [OPTIONS]", ""]
     for command in COMMANDS:
         source = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")

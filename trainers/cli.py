@@ -1,6 +1,6 @@
 """The command line of a trainer: options with their docstrings as help, configuration files, and one-line errors.
 
-Nothing here imports torch, so that ``--help`` and mistakes answer at once.
+Nothing here imports torch, so that ``--help`` and errors appear at once.
 """
 
 import argparse
@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 
 def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
-    """Read and check the arguments of a command, over those of --resume and --config. A mistake ends the process with status 2.
+    """Read and check the arguments of a command, which override those of --resume and --config.
 
-    ``command``: as in "python -m trainers.<command>", or its whole module. ``words``: by default those of the process; then
-    `trainers.inputs`, or ``check_inputs``, checks what they name.
+    An error ends the process with status 2. ``command``: the name in "python -m trainers.<command>", or a whole module name.
+    ``words``: the words after it. By default they are those of the process, and `trainers.inputs` or ``check_inputs`` also checks
+    the files, models and packages that they name.
     """
     program = f"python -m {command if '.' in command else f'trainers.{command}'}"
     is_command = words is None
@@ -46,13 +47,13 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
             from trainers.checkpoints import settings
 
             settings.check_resumed(resumed, settings.settings(restored), given)
-        if is_command and os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks for all
+        if is_command and os.environ.get("RANK", "0") == "0":  # under torchrun, only the first process checks
             if isinstance(given, config.TrainArgs):
                 inputs.check_trainer(given)
             elif hasattr(given, "check_inputs"):
                 given.check_inputs()
         return given
-    except ValueError as error:  # nothing is done yet but to look at what the arguments name
+    except ValueError as error:  # only arguments were read so far, so it is about them
         _fail(program, str(error))
     except (ImportError, OSError) as error:
         if not _is_for_user(error):
@@ -61,7 +62,7 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
 
 
 def _restore(defaults: T, words: Sequence[str], command: str) -> T:
-    """``defaults`` with the arguments of the run to resume and those of the configuration, unless help is asked for."""
+    """Return ``defaults`` with the arguments of --resume and --config; unchanged if help is requested."""
     if {"-h", "--help", "--help-all"} & set(words):
         return defaults
     if hasattr(defaults, "resume") and (run := _find_value("--resume", words)):
@@ -71,19 +72,19 @@ def _restore(defaults: T, words: Sequence[str], command: str) -> T:
     if hasattr(defaults, "config") and (name := _find_value("--config", words)):
         defaults = copy(defaults)
         for key, value in config.read_config(name, defaults, command.split()[0]).items():
-            setattr(defaults, key, value)  # unchecked: an option may complete them
+            setattr(defaults, key, value)  # unchecked: options may still change them
     return defaults
 
 
 def _find_value(option: str, words: Sequence[str]) -> str:
-    """The value that follows an option, before the others can be understood."""
+    """Find the value of one option, before the others can be parsed."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument(option, dest="value", nargs="?", default="", const="")
     return reader.parse_known_args(words)[0].value
 
 
 def _fill_in(defaults: T, program: str, description: str | None, words: Sequence[str]) -> T:
-    """``defaults`` with what the command line gives. An option that is repeated is given anew: it adds nothing to the default."""
+    """Return ``defaults`` with the values of the command line. The values of a repeatable option replace its default."""
     in_configs = set(config.select_options(defaults, "config"))
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
@@ -105,9 +106,9 @@ def _fill_in(defaults: T, program: str, description: str | None, words: Sequence
 
 
 def _build_form(defaults: Any, shows_all: bool) -> type:
-    """The dataclass that tyro fills in: the same one, with its help, what the help leaves out, and without its checks."""
+    """Build the dataclass that tyro fills in: a subclass with help texts and hidden options, and without the checks."""
     kind, texts = type(defaults), dict[str, str]()
-    for owner in reversed(kind.__mro__[:-1]):  # the last to declare an argument explains it
+    for owner in reversed(kind.__mro__[:-1]):  # the last class that declares an argument explains it
         texts |= _read_docstrings(owner)
     markers = {f.name: [tyro.conf.arg(help=texts.get(f.name, ""))] for f in fields(defaults)}
     for name in config.select_options(defaults, "config"):
@@ -127,7 +128,7 @@ def _read_docstrings(owner: type) -> dict[str, str]:
 
 
 def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:
-    """What the help begins with."""
+    """Write the text of the help above the options."""
     text = (description or "").replace("``", "").strip()
     in_configs = config.select_options(defaults, "config")
     if not shows_all:
@@ -144,7 +145,7 @@ def _is_appended(kind: Any) -> bool:
 
 
 def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show in one line what needs no traceback: an interruption, a run that cannot continue, bad input, a full disk."""
+    """Print one line for what needs no traceback: an interruption, a run that cannot continue, bad input, a full disk."""
     from retrieval_index.durable import find_write_failure  # here: importing its package takes time
 
     if _is_for_user(error):
@@ -160,27 +161,27 @@ def _report_end(program: str, kind: type[BaseException], error: BaseException, t
         sys.__excepthook__(kind, error, traceback)
 
 
-_SMALLER = {  # what takes less memory, by command
+_SMALLER = {  # how to use less memory, by command
     "": "try a lower --max-tokens-per-micro-batch, --gradient-checkpointing, --dtype bfloat16 or --lora-rank 32",
     "evaluate": "try a lower --num-envs, --max-new-tokens or --samples, or --dtype bfloat16",
 }
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the CPU or the GPU has no memory left; what PyTorch raises has no class on a CPU."""
+    """Whether the CPU or the GPU is out of memory. On a CPU, PyTorch raises a RuntimeError, recognised by its text."""
     told = isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
     return isinstance(error, MemoryError) or told
 
 
 def _is_for_user(error: BaseException) -> bool:
-    """Whether an error was written for the user. What the system or Python's import raises has a number or a name."""
+    """Whether an error was written for the user. Errors of the system have an errno, and those of Python's import a name."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, UserError) or (isinstance(error, ImportError) and error.name is None)
 
 
 def _join_lines(text: str) -> str:
-    """A message in one line; items of a list follow each other."""
+    """Join a message into one line, with semicolons between the items of a list."""
     first, *rest = (line.strip().removeprefix("- ") for line in text.strip().splitlines() or [""])
     return " ".join([first, "; ".join(filter(None, rest))]).strip()
 

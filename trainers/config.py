@@ -1,6 +1,6 @@
 """The arguments of every algorithm; an algorithm's own arguments are in its file.
 
-The docstring under an argument is its help; `option` holds its metadata. Nothing here imports torch, for ``--help`` to be quick.
+The docstring under an argument is its help; `option` holds its metadata. Nothing here imports torch, so that ``--help`` is fast.
 """
 
 import json
@@ -19,13 +19,13 @@ CONFIGS = Path(__file__).parent / "configs"  # those that are shipped
 EngineName = Literal["transformers", "vllm"]  # samplers that `trainers.factory.make_engine` makes
 TOKEN_CLIP, GSPO_CLIP = (0.2, 0.28), (3e-4, 4e-4)  # ε_low, ε_high of a ratio of tokens (DAPO), of sequences (GSPO)
 
-# Gradient steps of the tiny policy's cold start; the second number in MiniWiki's varied worlds, of twice as many tokens each
+# Gradient steps of the tiny policy's cold start; the second number is for MiniWiki's varied worlds, in steps of twice the tokens
 STEPS, STEPS_OF_DECISIONS = 2800, 1900
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an argument may be, for `typing.Annotated`."""
+    """The allowed numbers of an argument, for `typing.Annotated`."""
 
     has: Callable[[float], bool]  # a comparison, which NaN fails
     words: str
@@ -46,7 +46,7 @@ def option(default: Any, *, advanced: bool = False, config_only: bool = False, m
 
 
 def select_options(args: Any, kind: str) -> list[str]:
-    """The names of a dataclass's arguments of one kind: "shown", "advanced" or "config"."""
+    """List the names of a dataclass's arguments of one kind: "shown", "advanced" or "config"."""
     return [f.name for f in fields(args) if f.metadata.get("kind", "shown") == kind]
 
 
@@ -87,10 +87,10 @@ class ModelArgs:
     """Model."""
 
     model: str = "tiny"
-    """A chat model: a folder, GGUF file, hub id or LoRA adapter. "tiny" (1 M parameters) is shipped for MiniWiki, made by SFT
-    elsewhere."""
+    """A chat model: a folder, GGUF file, hub id or LoRA adapter. "tiny" (1 M parameters) is shipped for MiniWiki, and made by SFT
+    for other environments."""
     base_model: str = option("", advanced=True)
-    """Base model of the adapter in --model, instead of the one that it names: a folder, GGUF file or hub id."""
+    """Base model of the adapter in --model, instead of the one that the adapter names: a folder, GGUF file or hub id."""
     chat_template: str = option("", advanced=True)
     """A file with a chat template (Jinja), instead of the model's own. Checkpoints keep it."""
     thinking: str = option("auto", advanced=True)
@@ -211,12 +211,12 @@ class AlgorithmArgs:
     """Importance weights for a sampler with other probabilities: cut at 2 (TIS), or dropped outside 0.5 to 5 (IcePop). Costs one
     more forward pass."""
     filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
-    """Groups to learn from: all; mixed: returns differ (DAPO); outcome: task scores differ; uncertain: largest 25% by deviation
-    (StarPO-S); signal: 90% of all deviation (RAGEN-2)."""
+    """Groups to learn from. none: all; mixed: returns differ (DAPO); outcome: task scores differ; uncertain: largest 25% by
+    deviation (StarPO-S); signal: 90% of all deviation (RAGEN-2)."""
     dynamic_sampling: Natural = option(0, advanced=True)
-    """Most further batches that replace groups dropped by --filter mixed or outcome; 0 for none. DAPO uses 10."""
+    """Largest number of further batches, to replace groups that --filter mixed or outcome drops; 0 for none. DAPO uses 10."""
     overlong_buffer: Natural = option(0, config_only=True)
-    """Tokens before --max-new-tokens over which a penalty falls to -1 (DAPO); 0 for none."""
+    """Number of tokens before --max-new-tokens over which a penalty falls from 0 to -1 (DAPO); 0 for no penalty."""
     loss_mask: bool = option(True, config_only=True)
     """Train on sampled tokens only. False trains on tool output too: the ablation of Agent-R1's paper."""
 
@@ -234,7 +234,7 @@ class EvaluationArgs:
     final_questions: Count = option(500, advanced=True, mutable_on_resume=True)
     """Held-out questions of the closing table."""
     keep_episodes: Natural = option(8, config_only=True, mutable_on_resume=True)
-    """Training episodes of each update in episodes.jsonl, group by group. All episodes of evaluations are kept."""
+    """Training episodes of each update to keep in episodes.jsonl, group by group. All episodes of evaluations are kept."""
 
 
 @dataclass(kw_only=True)
@@ -252,16 +252,16 @@ class OutputArgs:
     save_every: Count = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
     save_total_limit: Count = option(2, config_only=True, mutable_on_resume=True)
-    """Newest checkpoints to keep; "best" holds the weights of the best evaluation besides."""
+    """Number of newest checkpoints to keep, besides "best", which has the weights of the best evaluation."""
     report_to: tuple[str, ...] = option((), mutable_on_resume=True)
-    """Further loggers: tensorboard, trackio, wandb. Their environment variables set project, name and group."""
+    """Further loggers: tensorboard, trackio, wandb. TRACKIO_PROJECT, WANDB_PROJECT, WANDB_NAME and WANDB_RUN_GROUP apply."""
     push_to_hub: str = option("", advanced=True, mutable_on_resume=True)
     """Repository of the Hugging Face hub for the trained weights, "NAME" or "USER/NAME", created private. Needs HF_TOKEN or
     hf auth login."""
 
 
 def read_json_object(name: str, text: str) -> dict[str, Any]:
-    """Read the object that an argument holds as JSON. Raises UserError if it is not valid, or no object."""
+    """Read an argument that holds a JSON object. Raises UserError if the text is not valid JSON, or no object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -272,7 +272,7 @@ def read_json_object(name: str, text: str) -> dict[str, Any]:
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """Convert what Python callers write and saved arguments hold: text to a path, a mapping to JSON, a list to a tuple."""
+    """Convert a value to the type of its argument: a string to a path, a mapping to JSON, a list to a tuple."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(value, Mapping):
@@ -280,7 +280,7 @@ def convert(kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         one = get_args(kind)[0]
         return tuple(convert(one, item) for item in (value if isinstance(value, list | tuple) else [value]))
-    if hasattr(value, "item"):  # a number of NumPy
+    if hasattr(value, "item"):  # a NumPy number
         value = value.item()
     if isinstance(value, str) and (kind is Path or Path in get_args(kind)):
         return Path(value)
@@ -300,7 +300,7 @@ def _to_json(value: Any) -> Any:
 
 
 def check_value(name: str, kind: Any, value: Any) -> None:
-    """Raise a UserError if a value is not of a type, as the annotations of arguments have them, or out of its range."""
+    """Raise a UserError if a value is not of the annotated type ``kind``, or is out of its range."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         check_value(name, parts[0], value)
@@ -325,14 +325,14 @@ _KINDS = {int: "an integer", float: "a number", str: "a string", bool: "True or 
 
 
 def _find_best(value: Any) -> Any:
-    """`integrity.find_best` of a path, a name or several, in their types."""
+    """Apply `integrity.find_best` to a path, a name or a tuple of them, and keep the types."""
     if isinstance(value, tuple):
         return tuple(map(_find_best, value))
     return type(value)(find_best(value))
 
 
 def find_config(name: str) -> Path:
-    """Find the file of a configuration, a path or the name of a shipped one. Raises UserError without one."""
+    """Find the file of a configuration. ``name``: a path, or the name of a shipped one. Raises UserError if there is none."""
     shipped = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
     if name in shipped:
         return shipped[name]
@@ -342,9 +342,9 @@ def find_config(name: str) -> Path:
 
 
 def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
-    """Read the arguments that a configuration sets; a table is an argument in JSON, such as ``[env_kwargs]``.
+    """Read the arguments that a configuration sets. A table, such as ``[env_kwargs]``, becomes a JSON string.
 
-    Raises a UserError if the file is no TOML, has keys that ``args`` have not, or is for another trainer than ``algorithm``.
+    Raises a UserError if the file is not valid TOML, has keys that ``args`` lacks, or is for another trainer than ``algorithm``.
     """
     path = find_config(name)
     try:
@@ -364,7 +364,7 @@ class Checks:
     """Checks for dataclasses of arguments. An error names the argument and its value."""
 
     def __post_init__(self: Any):
-        """Convert what Python callers write; write an environment of this suite by its whole id. Raises UserError."""
+        """Convert and check all arguments, and complete a short id of an environment. Raises UserError."""
         for argument in fields(self):
             name, value = argument.name, convert(argument.type, getattr(self, argument.name))
             check_value(name, argument.type, value)
@@ -381,13 +381,13 @@ class Checks:
             self.env = full_id(self.env)
 
     def check_unused(self, used: object, where: str, *names: str) -> None:
-        """Raise a UserError if a given argument makes no difference, unless it is ``used``."""
+        """Raise a UserError if an argument of ``names`` is set but not ``used``; ``where`` is the end of the message."""
         for argument in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
             if argument.name in names and getattr(self, argument.name) != argument.default:
                 raise UserError(f"{argument.name} makes no difference {where}: remove it")
 
     def check_thinking(self: Any, longest: int | None) -> None:
-        """Raise a UserError if thinking is none of its values, or leaves nothing of the ``longest`` turn."""
+        """Raise a UserError if thinking has an invalid value, or leaves no token of the ``longest`` turn for the action."""
         value = self.thinking
         if value in (None, "auto", "on", "off"):
             return
@@ -434,13 +434,13 @@ class TrainArgs(
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """ε_low and ε_high: as given, else the defaults of the surrogate."""
+        """ε_low and ε_high: the given values, else the defaults of the surrogate."""
         low, high = GSPO_CLIP if self.loss == "gspo" else TOKEN_CLIP
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
     def mean_over(self) -> Literal["tokens", "sequences"]:
-        """What the loss is a mean over: `normalize`, else the surrogate's own."""
+        """What the loss is averaged over: `normalize`, or the default of the surrogate for "auto"."""
         default: Literal["tokens", "sequences"] = "sequences" if self.loss == "gspo" else "tokens"
         return default if self.normalize == "auto" else self.normalize
 

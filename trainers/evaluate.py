@@ -41,7 +41,7 @@ class Args(Checks):
     split: str = "validation"
     """Split of the questions: validation or train."""
     agent: str = ""
-    """Your program, "my_agent:solve" or a command, that acts with the models, as in training; --env may be a file of tasks."""
+    """Your program, "my_agent:solve" or a command, which calls the models as in training; --env may be a file of tasks."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A model: a folder, GGUF file or hub id; with --api, its name; with --checkpoint, the base of adapters. Repeat the option
     for several."""
@@ -61,9 +61,9 @@ class Args(Checks):
     """Syntax of actions with --api: native (function calls), tags, hermes, react, ragen, or your "module:Class". Default: that
     of --env-kwargs, else native if possible."""
     concurrency: Count = 16
-    """Episodes at once with --api."""
+    """Parallel episodes with --api."""
     timeout: Positive = 600
-    """Longest answer of --api before it is asked again, in seconds."""
+    """Longest wait for an answer of --api before the request is repeated, in seconds."""
     samples: Count = 1
     """Rollouts of each question. The score is their mean; pass@k is the probability that one of k is right."""
     temperature: NotNegative | None = None
@@ -81,7 +81,7 @@ class Args(Checks):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the layers. Default: as the checkpoint was trained, else float32."""
     num_envs: Count = 64
-    """Episodes at once of models in this process."""
+    """Parallel episodes of models in this process."""
     max_failed: NotNegative = 0.05
     """Largest share of failed episodes (a tool or --api failed); above it the command exits with status 1."""
     out: Path = Path("runs/evaluation")
@@ -106,7 +106,7 @@ class Args(Checks):
         elif self.format:
             raise UserError("format is for api; a model here has its format in env_kwargs")
         elif self.checkpoint and len(self.model) > 1:
-            raise UserError("with checkpoint, model is what its adapter is put on: one, or none")
+            raise UserError("with checkpoint, model is the base of its adapter: give one, or none")
         if self.samples > 1 and self.temperature == 0 and not self.api:
             raise UserError("samples at temperature 0 are all the same: leave out one of the two")
 
@@ -122,7 +122,7 @@ class Args(Checks):
 
     @property
     def here(self) -> tuple[str, ...]:
-        """Models and checkpoints that are loaded here."""
+        """Models and checkpoints that are loaded in this process."""
         return tuple(map(str, self.checkpoint)) or (() if self.api else tuple(self.model))
 
     def _check_api(self):
@@ -139,7 +139,7 @@ class Args(Checks):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "evaluate")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "evaluate")  # before torch is imported, so that --help and errors appear at once
 
 import numpy as np
 import torch
@@ -173,7 +173,7 @@ SCRIPTS = {
 
 
 class _Evaluation:
-    """Agents on the same questions, one after the other: the rows of a table, and its episodes."""
+    """The evaluation of agents on the same questions, one after the other: table rows and episodes."""
 
     def __init__(self, args: Args):
         self.args, self.rows = args, list[Row]()
@@ -182,17 +182,17 @@ class _Evaluation:
         self.score, self.questions = self.task.PRIMARY_METRIC, sample_instances(self.envs.envs[0], args.questions)
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self.header += f" · program: {args.agent}" * bool(args.agent)
-        self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
-        self.settings = self._choose_settings() if args.api else {}  # that the answers of an API hold for
-        self._unfinished = args.out / ".unfinished"  # an evaluation that breaks off leaves an earlier one whole
+        self._scores: dict[str, np.ndarray] = {}  # by agent, of each question: means over its rollouts
+        self.settings = self._choose_settings() if args.api else {}  # for which the answers of an API are valid
+        self._unfinished = args.out / ".unfinished"  # if this evaluation is aborted, an earlier one stays whole
         self._writer = EpisodeWriter(self._unfinished)
 
     def publish(self) -> None:
-        """Let table and episodes take the place of those of an earlier evaluation in the folder."""
+        """Write table and episodes to the folder, over those of an earlier evaluation."""
         args = self.args
         self._writer.close()
         for name in (EPISODES_FILE, TOKENS_FILE):
-            if (self._unfinished / name).exists():  # not where the disk was full
+            if (self._unfinished / name).exists():  # not if the disk was full
                 durable.publish(self._unfinished / name, args.out / name)
         result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
         result |= {**describe_process(), "rows": self.rows}
@@ -207,20 +207,20 @@ class _Evaluation:
         shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def compare(self, first: str) -> None:
-        """Add to each row what its score is above that of the agent ``first``, question by question."""
+        """Add to the other rows their score minus that of the agent ``first``, paired by question, with its 95% CI."""
         for row in self.rows:
             if (name := str(row["name"])) != first:
                 mean, *interval = bootstrap((self._scores[name] - self._scores[first])[None])
                 row |= {"difference": mean, "difference_interval": tuple(interval), "difference_to": first}
 
     def evaluate_script(self, script: str, name: str) -> None:
-        """A scripted agent, once on each question."""
+        """Evaluate a scripted agent, once on each question."""
         recorder = self._make_recorder(name)
         self._add(name, evaluator.run_script(self.envs, self.questions, self.task.SCRIPTS[script], recorder), 1)
         self._writer.write_recorded(recorder)
 
     def evaluate_model(self, name: str, base_model: str) -> None:
-        """A model or checkpoint in this process, after Naive RAG with it where there are questions to search for."""
+        """Evaluate a model or checkpoint in this process, after Naive RAG with it if the questions can be searched for."""
         args = self.args
         policy, longest = load_agent(
             name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs, args.chat_template,
@@ -234,7 +234,7 @@ class _Evaluation:
             infos = naive_rag.run_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)
             self._add(recorder.origin.agent, infos, 1)
             self._writer.write_recorded(recorder)
-        torch.manual_seed(0)  # whatever was sampled for others
+        torch.manual_seed(0)  # the same samples, whichever agents came before
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         recorder, done = self._make_recorder(name, policy), 0
         agent = contextlib.closing(AgentRollout(args.agent)) if args.agent else contextlib.nullcontext()
@@ -252,13 +252,13 @@ class _Evaluation:
         self._writer.write_recorded(recorder)
 
     def evaluate_api(self, model: str, answers: Answers) -> None:
-        """Evaluate a model of the API. Its earlier answers are kept."""
+        """Evaluate a model of the API. Its earlier answers are reused, except failed ones."""
         args = self.args
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
         before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
         failed = [job for job, record in before.items() if record["failed"]]
         requested = [job for job in jobs if job not in before or job in failed]
-        known_to_fail = len(failed) if len(before) > len(failed) else 0  # it has answered others
+        known_to_fail = len(failed) if len(before) > len(failed) else 0  # if it has answered others
         agent = api_agent.ApiAgent(
             args.api, model, self._make_origin(model, f"api-{model.replace('/', '-')}"), key_variable=args.api_key_env,
             temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
@@ -305,7 +305,7 @@ class _Evaluation:
         run: Callable[..., dict] = agent.run_episode
         with contextlib.ExitStack() as stack:
             if args.agent:
-                from trainers.evaluation.api_program import ApiProgram  # FastAPI, which no other evaluation needs
+                from trainers.evaluation.api_program import ApiProgram  # imports FastAPI, for this case only
 
                 make = partial(make_envs, args.env, args.env_kwargs, args.split, 1)
                 run = stack.enter_context(contextlib.closing(ApiProgram(args.agent, agent))).run_episode
@@ -327,7 +327,7 @@ class _Evaluation:
         return Recorder(origin, make_pieces(policy.tokenizer) if policy else None)
 
     def _choose_settings(self) -> dict[str, object]:
-        """What decides about the episodes of an API; the format is chosen here, and the header names it."""
+        """Return the settings that determine the episodes of an API. Also chooses the format and completes the header."""
         args, kwargs = self.args, json.loads(self.args.env_kwargs)
         if args.agent:
             format, shown = "", "as the program asks"
@@ -347,7 +347,7 @@ class _Evaluation:
 
 
 def _infos_of(records: list[dict], score: str) -> list[dict]:
-    """Records as `summarize` wants them. An episode that could not be finished lacks metrics, and has 0 for them."""
+    """Convert records for `summarize`. Metrics that an unfinished episode lacks count as 0."""
     finished = [set(record["metrics"]) for record in records if not record["failed"]]
     others = dict.fromkeys(sorted(set.intersection(*finished)) if finished else (), 0.0)
     infos = []
@@ -363,8 +363,8 @@ def main(args: Args) -> list[Row]:
     """Evaluate, print and write the table; returns its rows.
 
     Raises:
-        TrainingStopped: more than ``max_failed`` of an agent's episodes failed, or the API is not there, or refuses all.
-        SystemExit: SIGTERM or SIGINT came; the table of an earlier evaluation stays, answers of an API are kept.
+        TrainingStopped: more than ``max_failed`` of an agent's episodes failed, or the API is unreachable or refuses all.
+        SystemExit: SIGTERM or SIGINT came. The table of an earlier evaluation and the answers of an API are kept.
     """
     with signals.handle_signals(), hold_folder(args.out):
         evaluation = _Evaluation(args)
@@ -384,7 +384,7 @@ def main(args: Args) -> list[Row]:
 def _evaluate_all(evaluation: _Evaluation) -> None:
     args = evaluation.args
     remote = args.model if args.api else ()
-    answers = Answers(args.out, evaluation.settings) if args.api else None  # first: other settings are refused at once
+    answers = Answers(args.out, evaluation.settings) if args.api else None  # first: it refuses other settings
     base_model = "".join(args.model) if args.checkpoint and not args.api else ""
     for script, name in SCRIPTS.items():
         if script in evaluation.task.SCRIPTS:
@@ -398,7 +398,7 @@ def _evaluate_all(evaluation: _Evaluation) -> None:
     if agents := (*args.here, *remote):
         evaluation.compare(agents[0])
     print(evaluation.header.replace(f"{args.env}, {args.split} · ", ""))
-    tables.print_table(evaluation.rows)  # first: a disk may be full by now
+    tables.print_table(evaluation.rows)  # before writing: the disk may be full
     evaluation.publish()
     print(f"Everything is in {args.out}: report.html, evaluation.md, evaluation.json, episodes.jsonl.")
 

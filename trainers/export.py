@@ -46,7 +46,7 @@ class Args(Checks):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "export")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "export")  # before torch is imported, so that --help and errors appear at once
 
 import json
 
@@ -57,7 +57,7 @@ from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy, load_tokenizer
 
-# Of the settings; of env_kwargs the agent's interface.
+# Settings to keep, beside the agent's interface in env_kwargs.
 KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking")
 
 
@@ -66,6 +66,7 @@ def main(args: Args) -> Path:
 
     Raises:
         ValueError: ``out`` exists; the checkpoint or the base model is not here; or a base is given for a whole model.
+        FileNotFoundError: the checkpoint was not written by a trainer.
     """
     args.check_inputs()
     assert args.checkpoint is not None, "`check_inputs` asks for it"

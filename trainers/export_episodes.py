@@ -4,10 +4,10 @@
     python -m trainers.sft --messages good.jsonl             # learns from it
 
 RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps keep_episodes training episodes of each update.
-Episodes of evaluations are exported only with --phase: training on them leaves no held-out questions.
+Episodes of evaluations are exported only with --phase, because training on them leaves no held-out questions.
 
-Each line is a conversation, each once. Messages of the assistant that the agent did not write have "weight": 0. If the context
-was rewritten (context="window:2"), each context is a conversation, with the turns written in it.
+Each line is a conversation; duplicates are left out. Messages of the assistant that the agent did not write have "weight": 0. If
+the context was rewritten (context="window:2"), each context is a conversation, with the turns written in it.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ _KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
 def main(args: Args) -> Path:
-    """Write the file; return its path. Raises UserError if ``out`` exists, or there are no such episodes or others' format."""
+    """Write the file; return its path. Raises UserError if ``out`` exists, nothing is exported, or a record is malformed."""
     args.check_inputs()
     assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
@@ -90,7 +90,7 @@ def main(args: Args) -> Path:
 
 
 def _choose(file: Path, args: Args, left_out: Counter) -> Iterator[dict]:
-    """The episodes that the arguments name; why others are not among them is counted."""
+    """Yield the episodes that the arguments select, and count the others by reason in ``left_out``."""
     for record in read_episodes(file):
         if args.phase != "any" and record.get("phase") != args.phase:
             left_out[f"of another phase (--phase {args.phase})"] += 1
@@ -103,7 +103,7 @@ def _choose(file: Path, args: Args, left_out: Counter) -> Iterator[dict]:
 
 
 def _readable(records: Iterator[dict], file: Path) -> Iterator[list[Message]]:
-    """The conversations of each record."""
+    """Yield the conversations of each record."""
     for record in records:
         try:
             yield from split_contexts(record)
@@ -129,15 +129,15 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:
-    """Each conversation once. An empty turn, such as only an end of turn, is not taught."""
+    """Yield each conversation once. An empty turn, with no text and no calls, gets a ``weight`` of 0."""
     seen = set()
     for part in parts:
         part = [m | {"weight": 0} if _is_own(m) and not (m["content"] or m.get("tool_calls")) else m for m in part]
         if not any(map(_is_own, part)):
-            left_out["without a word"] += 1
+            left_out["without text or calls"] += 1
             continue
         if (line := to_line({"messages": part})) in seen:
-            left_out["alike"] += 1
+            left_out["repeated"] += 1
             continue
         seen.add(line)
         yield {"messages": part}

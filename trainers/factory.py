@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
-    """Make a vector of environments from command-line values; what is no `ToolEnv` is hosted (`hosting.make`). A file of tasks,
-    for an agent of the user's own, is an environment too."""
+    """Make a vector of environments from command-line values. `hosting.make` adapts an environment that is no `ToolEnv`. An id
+    that ends in .jsonl is a file of tasks for the user's program."""
     arguments = read_json_object("env_kwargs", kwargs)
     if taken := {"split", "num_envs"} & set(arguments):
         raise UserError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
@@ -47,10 +47,10 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
 def make_engine(
     name: str, policy: Policy, stop: tuple[str, ...], vllm_url: tuple[str, ...] = (), vllm_kv_gib: float = 2.0
 ) -> Engine:
-    """Make "transformers", or "vllm" in this process or on ``vllm_url``.
+    """Make the engine "transformers", or "vllm" in this process or at ``vllm_url``.
 
     Raises:
-        ValueError: there is no server for each process, or vLLM is to keep thoughts to a budget.
+        ValueError: the number of servers is not that of the processes, or vLLM should keep thoughts to a budget.
     """
     if name == "transformers":
         from trainers.engines.transformers_engine import TransformersEngine
@@ -93,7 +93,7 @@ def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
     ours, theirs = envs.envs[0].questions, held_out.envs[0].questions
     if ours is None or theirs is None:
         return  # made from seeds; the environment keeps its splits apart
-    # Questions of a user's own kind may have no ids.
+    # Questions of a user's own class may have no ids.
     train = {question.id for question in ours if hasattr(question, "id")}
     if shared := sum(getattr(question, "id", None) in train for question in theirs):
         raise UserError(f"{shared} held-out questions are training questions too: give data with a split of each")

@@ -1,8 +1,8 @@
-"""GiGPO: an episode against its group, and a turn against turns taken in the same state (Feng et al. 2025, 2505.10978).
+"""GiGPO: compare an episode with its group, and a turn with turns in the same state (Feng et al. 2025, arXiv 2505.10978).
 
-A = A_episode + ω A_step. Two turns of a group are compared if the environment labels their states equally (`ToolEnv.anchor`). In
-question answering this is the evidence found, in a game the board. The step returns are discounted (--step-gamma), and keep
-process rewards that cancel over a whole episode.
+A = A_episode + ω A_step. Two turns of a group are compared if the environment labels their states equally (`ToolEnv.anchor`). The
+state is the evidence found in question answering, and the board in a game. The step returns are discounted (--step-gamma). They
+include process rewards that sum to zero over a whole episode.
 
 Differences from the paper: means are over trajectories and not over their steps. There is no division by the standard deviation
 unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are those of trainers/grpo.py.
@@ -29,7 +29,7 @@ class Args(TrainArgs):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "gigpo")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "gigpo")  # before torch is imported, so that --help and errors appear at once
 
 import torch
 
@@ -45,7 +45,7 @@ def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
 
 
 def main(args: Args) -> dict:
-    """A whole run; returns its summary."""
+    """Run the command; return the summary of the run."""
     return grpo.train(args, compute_advantages, "gigpo", "GiGPO")
 
 

@@ -56,7 +56,7 @@ class Args(TrainArgs):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "grpo")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "grpo")  # before torch is imported, so that --help and errors appear at once
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -103,7 +103,7 @@ def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     whole = to_tokens(group_advantage(packed.returns, packed.groups, args.scale_by_std, packed.valid), packed.mask)
     if not args.process_weight:
         return whole
-    own = compare_turns(gamma=0.0)  # of a turn, its own reward alone
+    own = compare_turns(gamma=0.0)  # only the turn's own reward
     return whole + args.process_weight * own
 
 
@@ -129,7 +129,7 @@ def policy_loss(
     """Compute the loss of a micro-batch, and metrics.
 
     The loss is a scalar; metrics are means over action tokens. ``normalizer``: action tokens (or sequences) of the whole gradient
-    step, so any split gives one gradient. ``states``: `Policy.hidden_states` of the batch, if they are known already.
+    step, so any split gives the same gradient. ``states``: `Policy.hidden_states` of the batch, if they are known already.
     """
     logprobs, entropy = policy.logprobs(batch, args.temperature, args.entropy_coef > 0, states)
     loss = surrogate_loss(args, logprobs, batch)
@@ -158,7 +158,7 @@ def update(
     """Take epochs x minibatches gradient steps on a batch of episodes.
 
     An episode with a tool failure has no advantage and is left out of its group's mean. A truncated episode counts like any
-    other. If a filter leaves no group, there is no step, and there are no metrics of one.
+    other. If a filter leaves no group, no step is taken, and the metrics of steps are missing.
     """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
@@ -174,17 +174,17 @@ def update(
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
         normalizer = count_normalizer(batch, rows, packed.valid, args)
-        rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
+        rows = rows[has_gradient[rows]]  # rows without a gradient need no pass, but count in the normalizer
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch, policy.token_cost):
             loss, values = policy_loss(args, policy, kl_penalty, micro_batch, normalizer)
-            (loss * scale).backward()  # the scale is 1 but with several processes
+            (loss * scale).backward()  # the scale is 1 except with several processes
             means.add(micro_batch, scale, loss, values)
         norm = clip_gradients(trainable_parameters(policy.model), args.max_grad_norm)
         means.add_step(norm)
-        if norm.isfinite():  # a gradient that is not would destroy the weights
+        if norm.isfinite():  # a gradient that is not finite would destroy the weights
             optimizer.step()
-        optimizer.zero_grad()  # here, so that rollouts have the memory of the gradients
+        optimizer.zero_grad()  # here, so that rollouts can use the memory of the gradients
     if kl_penalty is not None:
         kl_penalty.adapt()
     return metrics | prepared | means.compute()
@@ -195,7 +195,7 @@ def train(
 ) -> dict:
     """Train a policy, and return the run's summary.
 
-    ``advantage_fn``: the algorithm, another than GRPO in this loop. ``title``: its name in the table of results.
+    ``advantage_fn``: computes the advantages, which define the algorithm. ``title``: its name in the table of results.
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy
@@ -204,13 +204,13 @@ def train(
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
         with RLRun(setup, optimizer, **saved) as run:  # resumes
             for step in run.steps():  # sets the learning rate; evaluates, logs and saves between updates
-                trajectories = run.collect(step)  # rollouts; with dynamic sampling, more of them, filtered already
+                trajectories = run.collect(step)  # rollouts; with dynamic sampling more of them, already filtered
                 step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
             return run.close()  # the closing table and the report
 
 
 def make_optimizer(policy: Policy, groups: list[dict]) -> torch.optim.AdamW:
-    """AdamW; on a GPU the fused one, as the default allocates a temporary copy of all weights."""
+    """Make AdamW; on a GPU the fused version, as the default one allocates a temporary copy of all weights."""
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=policy.device.type == "cuda" or None)
 
 

@@ -13,7 +13,7 @@ from trainers.config import ModelArgs, TrainArgs
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import is_written_here, step_folders
 
-DEMONSTRATIONS_FILE = "demonstrations.jsonl"  # in the folder of a run of sft: what it imitates
+DEMONSTRATIONS_FILE = "demonstrations.jsonl"  # in the folder of a run of sft: its demonstrations
 _WHAT = "give a folder, a GGUF file or a hub id"
 
 
@@ -28,14 +28,14 @@ def check_trainer(args: TrainArgs) -> None:
 
 
 def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
-    """Make the environment once for each split. What is slow about it, its questions and index, is kept for the command."""
+    """Make the environment once for each split. Its slow parts, the questions and the index, are cached for the command."""
     from trainers.factory import make_envs  # imports Gymnasium, which --help need not wait for
 
     for split in splits:
         try:
             make_envs(env, env_kwargs, split, 1).close()
         except TypeError as error:
-            if " cannot be made: " not in str(error):  # a fault of an environment from elsewhere
+            if " cannot be made: " not in str(error):  # a bug in a foreign environment
                 raise
             raise UserError(str(error)) from error
 
@@ -67,7 +67,7 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
         _check_model_folder(path, base_model)
     elif path.exists():
         raise UserError(f"{name} is a file and no GGUF file: {_WHAT}")
-    elif not hub.is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" beside a folder runs
+    elif not hub.is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" in a folder runs
         raise UserError(f"there is no model folder {name}: {_WHAT}")
     else:
         hub.check_model(name)
@@ -103,7 +103,7 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 def check_folder_free(folder: Path) -> None:
-    """Check that neither a run nor an evaluation lies in a folder."""
+    """Check that a folder holds neither a run nor an evaluation."""
     if (folder / "evaluation.json").exists():
         raise UserError(f"{folder} holds an evaluation: give another --out")
     if is_used(folder):
@@ -111,7 +111,7 @@ def check_folder_free(folder: Path) -> None:
 
 
 def is_used(folder: Path) -> bool:
-    """Whether a run lies in a folder."""
+    """Whether a folder holds a run."""
     return (folder / "summary.json").exists() or bool(step_folders(folder))
 
 
@@ -148,7 +148,10 @@ def _check_model_folder(folder: Path, base_model: str) -> None:
         elif named and hub.is_hub_id(named):
             hub.check_model(named)
         elif named and not Path(named).exists():
-            raise UserError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
+            raise UserError(
+                f"{folder} is an adapter of {named}, which is not here: give its base model (--base-model, or --model "
+                "with --checkpoint)"
+            )
     elif (folder / "config.json").is_file():
         _read_json(folder / "config.json")
     elif not is_written_here(folder):

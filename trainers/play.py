@@ -53,7 +53,7 @@ class Args(Checks):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "play")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "play")  # before torch is imported, so that --help and errors appear at once
 
 import secrets
 
@@ -73,7 +73,7 @@ from trainers.rollouts.rollout import rollout
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:
-    """Ask the user's question instead of those of the first environment. It has no gold answer."""
+    """Replace the questions of the first environment with the user's question, which has no gold answer."""
     env = envs.envs[0]
     if not isinstance(env, QAEnv):
         raise UserError("--question needs an environment of questions, such as AgentR1/HotpotQA-v0")

@@ -30,7 +30,7 @@ class Args(TrainArgs):
     """λ of GAE; at 1 the advantage is the return minus the critic's estimate."""
     gae: Literal["tokens", "bi-level", "turns"] = "tokens"
     """Steps of GAE: tokens; bi-level: turns, then the tokens inside them (RAGEN); turns: one value and one advantage for each
-    (Agent-R1)."""
+    turn (Agent-R1)."""
     turn_gamma: Share = option(0.95, config_only=True)
     """Discount from turn to turn, with gae bi-level or turns."""
     turn_lam: Share = option(1.0, config_only=True)
@@ -40,7 +40,7 @@ class Args(TrainArgs):
     value_clip: Positive = option(0.2, config_only=True)
     """ε of the clipped value loss: the largest move of a value from its old estimate that has a gradient."""
     value_coef: NotNegative = option(0.5, config_only=True)
-    """Weight of the value loss, for shared layers and for the clipping of the critic's gradient."""
+    """Weight of the value loss. It matters for shared layers and for the clipping of the critic's gradient."""
     share_layers: bool = option(False, advanced=True)
     """Let the critic use the policy's layers, which run once for both: an update takes 0.6 of the time."""
     whiten_advantages: bool = option(True, config_only=True)
@@ -63,7 +63,7 @@ class Args(TrainArgs):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "ppo")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "ppo")  # before torch is imported, so that --help and errors appear at once
 
 import numpy as np
 import torch
@@ -94,11 +94,11 @@ from trainers.trajectory import Batch, Trajectory, pack, unpack
 
 
 def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """The batch with its advantages, the critic's values and their targets, each float32 [B, T]. Trajectories that are not
+    """Add advantages, the critic's values and their targets to the batch, each float32 [B, T]. Trajectories that are not
     ``valid``, bool [N], ended in an error and have no advantage."""
-    if args.advantage_mask or not args.loss_mask:  # where there is no loss mask, the batch has lost its mask already
+    if args.advantage_mask or not args.loss_mask:  # without a loss mask, `prepare_batch` has removed the mask already
         return estimate_advantages(args, critic, batch, valid)
-    # The paper's ablation: GAE steps over what tools returned as well, and the loss does not.
+    # The paper's ablation: GAE also steps over tool output, the loss does not.
     unmasked = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
     found = estimate_advantages(args, critic, unmasked, valid)
     names = ("advantages", "values", "value_targets")
@@ -126,8 +126,8 @@ def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.T
 def actor_critic_loss(
     args: Args, policy: Policy, critic: Critic, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int
 ) -> tuple[torch.Tensor, Metrics]:
-    """The surrogate of a micro-batch, as in GRPO, plus the value loss on the same tokens; and metrics: means over them."""
-    states = policy.hidden_states(batch) if critic.shared else None  # of the same layers: one pass
+    """Compute GRPO's surrogate plus the value loss on the tokens of a micro-batch, and metrics, which are means over them."""
+    states = policy.hidden_states(batch) if critic.shared else None  # shared layers need one pass only
     loss, metrics = policy_loss(args, policy, kl_penalty, batch, normalizer, states)
     assert batch.values is not None and batch.value_targets is not None
     values = critic(batch, states)
@@ -151,7 +151,7 @@ def update(
 ) -> Metrics:
     """Take epochs x minibatches gradient steps of policy and critic on a batch of episodes.
 
-    If a filter leaves no group, there is no step, and there are no metrics of one.
+    If a filter leaves no group, no step is taken, and the metrics of steps are missing.
     """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
@@ -164,24 +164,24 @@ def update(
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
         normalizer = count_normalizer(batch, rows, packed.valid, args)
-        rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
+        rows = rows[has_gradient[rows]]  # rows without a gradient need no pass, but count in the normalizer
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch, policy.token_cost):
             loss, values = actor_critic_loss(args, policy, critic, kl_penalty, micro_batch, normalizer)
-            (loss * scale).backward()  # the scale is 1 but with several processes
+            (loss * scale).backward()  # the scale is 1 except with several processes
             means.add(micro_batch, scale, loss, values)
         norms = [clip_gradients(trainable_parameters(m), args.max_grad_norm) for m in (policy.model, critic)]
         means.add_step(norms[0])
-        if all(norm.isfinite() for norm in norms):  # a gradient that is not would destroy the weights
+        if all(norm.isfinite() for norm in norms):  # a gradient that is not finite would destroy the weights
             optimizer.step()
-        optimizer.zero_grad()  # here, so that rollouts have the memory of the gradients
+        optimizer.zero_grad()  # here, so that rollouts can use the memory of the gradients
     if kl_penalty is not None:
         kl_penalty.adapt()
     return metrics | prepared | means.compute()
 
 
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
-    """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json."""
+    """Train a policy and a critic. Returns the summary of the run, which its folder holds as summary.json."""
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy
         critic = Critic(policy, args.share_layers)
@@ -192,7 +192,7 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
         with RLRun(setup, optimizer, critic=critic, **saved) as run:  # resumes
             for step in run.steps():  # evaluates, logs and saves between updates
-                trajectories = run.collect(step)  # rollouts; with dynamic sampling, more of them, filtered already
+                trajectories = run.collect(step)  # rollouts; with dynamic sampling more of them, already filtered
                 step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))
             return run.close()  # the closing table and the report
 

@@ -29,7 +29,7 @@ class Args(TrainArgs):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "reinforce")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "reinforce")  # before torch is imported, so that --help and errors appear at once
 
 import torch
 
@@ -46,7 +46,7 @@ def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
 
 
 def main(args: Args) -> dict:
-    """A whole run; returns its summary."""
+    """Run the command; return the summary of the run."""
     name = "reinforce++" + "-baseline" * (args.baseline == "group")
     return grpo.train(args, compute_advantages, name, name.replace("reinforce", "REINFORCE"))
 

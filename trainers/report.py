@@ -5,7 +5,7 @@
     python -m trainers.report runs/one runs/two --out both.html      # curves and episodes of both, side by side
     python -m trainers.report episodes.jsonl                         # a file of episodes
 
-The page needs no server and no network. Runs and evaluations write theirs when they end.
+The page needs no server and no network. Runs and evaluations write their own page when they end.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Args:
     out: Path | None = None
     """Page to write; by default report.html in the folder of the first source."""
     episodes: int = 5000
-    """Most episodes on the page, in whole questions, those of the table first; 0 for all."""
+    """Largest number of episodes on the page; 0 for all. Whole questions are kept, those of the table first."""
 
 
 if __name__ == "__main__":

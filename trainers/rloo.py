@@ -21,7 +21,7 @@ class Args(TrainArgs):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "rloo")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "rloo")  # before torch is imported, so that --help and errors appear at once
 
 import torch
 
@@ -36,7 +36,7 @@ def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
 
 
 def main(args: Args) -> dict:
-    """A whole run; returns its summary."""
+    """Run the command; return the summary of the run."""
     return grpo.train(args, compute_advantages, "rloo", "RLOO")
 
 

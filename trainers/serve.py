@@ -3,7 +3,7 @@
     python -m trainers.serve --checkpoint runs/…/best
     OPENAI_BASE_URL=http://127.0.0.1:8001/v1 OPENAI_API_KEY=any node agent.js
 
-Any key is accepted. As in training, waiting calls make one batch, all at one temperature.
+Any key is accepted. As in training, waiting calls form one batch, with the same temperature.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class Args(Checks):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "serve")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "serve")  # before torch is imported, so that --help and errors appear at once
 
 from trainers.agents.calls import Call, CallRefused, Session
 from trainers.agents.endpoint import Endpoint
@@ -57,11 +57,11 @@ from trainers.rollouts.timing import Timing
 from trainers.runtime import signals
 from trainers.trajectory import Trajectory
 
-KEPT = 256  # calls that later ones may extend
+KEPT = 256  # answered calls that later ones may extend
 
 
 class _Caller:
-    """All programs as one episode without an end."""
+    """All programs, treated as one episode without an end."""
 
     def __init__(self, dispatcher: Dispatcher, session: Session):
         self.session, self._dispatcher = session, dispatcher
@@ -77,11 +77,11 @@ class _Caller:
         raise CallRefused(400, "there is no episode here to pay for")
 
     def fail(self, problem: str) -> None:
-        """Nothing ends it."""
+        """Do nothing: the episode has no end."""
 
 
 def main(args: Args) -> None:
-    """Serve until a signal comes."""
+    """Serve until SIGTERM or SIGINT."""
     base = args.model if args.checkpoint else ""
     policy, longest = load_agent(str(args.checkpoint or args.model), base, max_new_tokens=args.max_new_tokens)
     engine = TransformersEngine(policy, ())

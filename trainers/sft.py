@@ -4,12 +4,11 @@ Each gradient step minimises, over the taught tokens of some episodes,
 
     L = − Σ log π(token) / (taught tokens of the step)
 
-Only the assistant's own tokens are taught: of a script, of a file of messages, or of the policy. Instructions, questions and tool
-output are context, as in RL. Demonstrations come from
+Only the assistant's own tokens are taught. Instructions, questions and tool output are context, as in RL. Demonstrations:
 
 - a task's scripts (--script oracle) on the training questions; unsolved episodes are dropped;
 - files of messages (--messages FILE.jsonl) in OpenAI's format, with tool calls, or in TRL's;
-- the policy itself (--sample N): the best of N rollouts of each question (rejection sampling), id by id;
+- the policy itself (--sample N): the best of N rollouts of each question (rejection sampling), with their sampled token ids;
 - an earlier run (--episodes RUN).
 
 The loss on held-out questions decides when to stop (--patience) and which weights are kept in best. A step holds episodes of
@@ -51,7 +50,7 @@ class DemonstrationArgs:
 
     script: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A script of the task that demonstrates on the training questions, such as scripted; repeat the option for several.
-    Default: oracle, without another source."""
+    Default: oracle, if no other source is given."""
     messages: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A JSONL file of conversations: "messages" in OpenAI's format, or "prompt" and "completion" as in TRL."""
     tool_calls: Literal["environment", "template"] = option("environment", advanced=True)
@@ -59,7 +58,7 @@ class DemonstrationArgs:
     sample: Natural = 0
     """Rollouts of the policy for each question (rejection sampling)."""
     episodes: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Folder of an earlier run of sft, to use its demonstrations again."""
+    """Folder of an earlier run of sft, or its demonstrations.jsonl, to use its demonstrations again."""
     demonstrations: Natural = 0
     """Questions for each script and for --sample, drawn by the seed; 0 for all training questions."""
     only_solved: bool = True
@@ -119,7 +118,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
 
     def check_inputs(self) -> None:
         """Check the files, folders, model and environment that the arguments name."""
-        if not self.resume:  # a resumed run has what it imitates in its folder, and the arguments that were checked
+        if not self.resume:  # a resumed run has its demonstrations in its folder, and its arguments were checked
             self._check_idle()
             for file in self.messages:
                 if not Path(file).is_file():
@@ -145,7 +144,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "sft")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "sft")  # before torch is imported, so that --help and errors appear at once
 
 import itertools
 import json
@@ -190,18 +189,18 @@ from trainers.trajectory import BatchRow, collate_rows
 def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[BatchRow]) -> dict[str, float]:
     """Take one gradient step on the taught tokens of some episodes; returns metrics."""
     batch = collate_rows(episodes, list(range(len(episodes))), policy.pad_id).to(policy.device)
-    tokens = int(batch.mask.sum())  # of the whole step, so that any split into micro-batches gives one gradient
+    tokens = int(batch.mask.sum())  # of the whole step, so that any split into micro-batches gives the same gradient
     optimizer.zero_grad()
     total = 0.0
     rows, max_tokens = torch.arange(len(episodes)).to(policy.device), args.max_tokens_per_micro_batch
     for part, scale in micro_batches(batch, rows, max_tokens, policy.token_cost):
         logprobs, _ = policy.logprobs(part)
         loss = aggregate(-logprobs, part.mask, tokens)  # the mask is applied here
-        (loss * scale).backward()  # the scale is 1 but with several processes; 0 if a part counts for nothing
+        (loss * scale).backward()  # the scale is 1 except with several processes; 0 if a part does not count
         total += loss.item() if scale else 0.0
     total = distributed.all_reduce_sums({"loss": total})["loss"]
     norm = clip_gradients(trainable_parameters(policy.model), args.max_grad_norm)
-    if norm.isfinite():  # a gradient that is not would destroy the weights
+    if norm.isfinite():  # a gradient that is not finite would destroy the weights
         optimizer.step()
     sizes = {"tokens/action": float(tokens), "tokens/all": float(sum(len(s.ids) for s in episodes))}
     return {"train/loss": total, "policy/grad_norm": float(norm), **sizes}
@@ -217,7 +216,7 @@ def batches(args: Args, episodes: list[BatchRow]) -> Iterator[list[BatchRow]]:
 
 
 class HeldOutLoss:
-    """The loss on held-out demonstrations: which weights are the best, and when to stop (`trainers.lifecycle.run.Evaluation`)."""
+    """The loss on held-out demonstrations, to choose the best weights and when to stop (`trainers.lifecycle.run.Evaluation`)."""
 
     key, sign, at_end = "eval/loss", -1, True
 
@@ -226,7 +225,7 @@ class HeldOutLoss:
         self.losses: dict[int, float] = {}  # by the number of updates, in nats per taught token
 
     def evaluate(self, done: int) -> dict[str, float]:
-        """Mean negative log-probability of the taught tokens; nothing if no demonstration is held out."""
+        """Compute the mean negative log-probability of the taught tokens; empty if no demonstration is held out."""
         if not self.episodes:
             return {}
         batch = collate_rows(self.episodes, list(range(len(self.episodes))), self.policy.pad_id)
@@ -235,7 +234,7 @@ class HeldOutLoss:
         return {self.key: -float(total / batch.mask.sum())}
 
     def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
-        """Whether none of the last ``patience`` losses was the lowest so far."""
+        """Record the loss; return whether none of the last ``patience`` losses was the lowest so far."""
         if (loss := metrics.get(self.key)) is None:
             return False
         self.losses[done] = loss
@@ -243,10 +242,10 @@ class HeldOutLoss:
         return 0 < patience < len(values) and min(values[-patience:]) > min(values)
 
     def prepare_save(self) -> None:
-        """Nothing is under way between updates."""
+        """Do nothing: no work is pending between updates."""
 
     def describe(self) -> dict[str, Any]:
-        """Entries of the summary, for the page of an unfinished run as well."""
+        """Return entries of the summary, also for the page of an unfinished run."""
         args = self.args
         return {
             "algorithm": "sft", "env": args.env, "seed": args.seed, "settings": settings(args),
@@ -255,8 +254,8 @@ class HeldOutLoss:
 
 
 def fit(args: Args, sampler: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
-    """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder on. Returns the summary:
-    ``checkpoint`` has the weights of the lowest ``heldout_loss`` or, where nothing is held out, the last."""
+    """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder. Returns the summary. Its
+    ``checkpoint`` has the weights of the lowest ``heldout_loss``, or the last weights if nothing is held out."""
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
     taught, tested = [s for one in learned for s in one.rows], [s for one in held_out for s in one.rows]
     longest = max(end - begin for one in demonstrations for s in one.rows for begin, end in target_spans(s.mask))
@@ -288,9 +287,9 @@ def fit(args: Args, sampler: Policy, demonstrations: list[Demonstration], folder
 
 
 def train(args: Args, folder: Path) -> dict[str, Any]:
-    """Collect what is imitated and train on it, in the folder of the run; returns the summary."""
+    """Collect the demonstrations and train on them, in the folder of the run; returns the summary."""
     envs = make_envs(args.env, args.env_kwargs, "train", 64)
-    choose_scripts(args, envs)  # a mistake is said before the model is loaded, or taught
+    choose_scripts(args, envs)  # an error appears before the model is loaded or trained
     policy, _ = start_policy(args, envs, folder)
     choose_format(policy, args.model, args.env_kwargs, envs)
     if args.resume:
@@ -300,7 +299,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
         if not distributed.rank():
             folder.mkdir(parents=True, exist_ok=True)
             write_demonstrations(folder / FILE, demonstrations, policy)
-    with signals.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
+    with signals.deferring():  # a signal ends the run after the current update, or at the end once all is written
         summary = fit(args, policy, demonstrations, folder)
         if not distributed.rank():
             tables.write_summary(folder, summary)

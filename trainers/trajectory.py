@@ -29,12 +29,12 @@ class Trajectory:
     """One episode; the last four fields are for its record."""
 
     steps: list[Step] = field(default_factory=list)
-    group: int = 0  # attempts at the same question share a number
+    group: int = 0  # rollouts of the same question share a number
     info: dict[str, Any] = field(default_factory=dict)  # the environment's last info
     reward_terms: dict[str, float] = field(default_factory=dict)
     anchors: list[Any] = field(default_factory=list)  # for each step, a label of the state it was taken in
     truncated: bool = False
-    failed: bool = False  # by a tool, in ``tool_faults`` calls, or the program: nothing to learn from
+    failed: bool = False  # a tool (in ``tool_faults`` calls) or the program failed: not learned from
     score: float = 0.0  # the task's primary metric at the end
     tool_faults: int = 0
     instance: dict[str, Any] = field(default_factory=dict)  # the number, its ``sample``, what an `EpisodeRecorder` adds
@@ -62,7 +62,7 @@ class BatchRow:
     """Consecutive steps as one sequence, in lists of equal length.
 
     ``rewards`` holds each turn's reward at that turn's last sampled token. ``turns`` holds the number of each action token's
-    turn, from 0 over the trajectory, and -1 elsewhere; a row made without it is one turn.
+    turn, from 0 over the trajectory, and -1 elsewhere. Without ``turns``, a row is one turn.
     """
 
     ids: list[int]
@@ -118,7 +118,7 @@ class Batch:
     trajectory: torch.Tensor  # int64 [B], which of the collated trajectories a row belongs to
     # What an update adds, float32:
     episode_tokens: torch.Tensor | None = None  # int64 [B], the action tokens of a row's trajectory, over all its rows
-    other_log_ratios: torch.Tensor | None = None  # [B], Σ log r over those of them that other rows hold; for GSPO
+    other_log_ratios: torch.Tensor | None = None  # [B], Σ log r over its tokens in other rows; for GSPO
     advantages: torch.Tensor | None = None
     importance_weights: torch.Tensor | None = None  # factors of losses where the sampler differs from the trainer
     sampler_logprobs: torch.Tensor | None = None  # at sampling time, where the trainer's own differ
@@ -145,11 +145,11 @@ class PackedTrajectories:
     """Action tokens, one trajectory a row, for advantage estimators."""
 
     returns: torch.Tensor  # float32 [N], of whole episodes
-    rewards: torch.Tensor  # float32 [N, A], each turn's at its last token
+    rewards: torch.Tensor  # float32 [N, A], each turn's reward at its last token
     mask: torch.Tensor  # bool [N, A]
     turns: torch.Tensor  # int64 [N, A], -1 outside the mask
-    groups: torch.Tensor  # int64 [N], attempts at the same question share a number
-    valid: torch.Tensor  # bool [N]; the others ended in a tool failure
+    groups: torch.Tensor  # int64 [N], rollouts of the same question share a number
+    valid: torch.Tensor  # bool [N]; the other episodes failed
     anchors: Sequence[Sequence[Hashable]]  # for each trajectory, the label of the state before each turn
 
 
@@ -160,7 +160,7 @@ def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:
 
 
 def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
-    """Rows as one batch on the CPU. ``owners``: the trajectory that each belongs to."""
+    """Collate rows into one batch on the CPU. ``owners``: the trajectory that each row belongs to."""
     width = max(len(s.ids) for s in rows)
 
     def padded(name: str, fill: float, dtype: torch.dtype) -> torch.Tensor:
@@ -178,9 +178,9 @@ def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
-    """Put the action tokens of each trajectory side by side.
+    """Put the action tokens of each trajectory side by side: [B, T] to [N, A].
 
-    The tokens come from all rows of a trajectory, in the order of sampling; A is the most action tokens of a trajectory.
+    The tokens come from all rows of a trajectory, in the order of sampling. A: the most action tokens of a trajectory.
     Differentiable in ``values``. ``trajectories``: N, if some may have no row in the batch. ``fill``: padding; -1 for
     ``batch.turns``.
     """
@@ -196,10 +196,10 @@ def unpack(packed: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _packing(batch: Batch, trajectories: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in the flattened batch each packed token lies, int64 [N, A], and which of these are tokens, bool [N, A]."""
+    """Find the place of each packed token in the flattened batch, int64 [N, A], and which of these are tokens, bool [N, A]."""
     position = batch.mask.flatten().nonzero()[:, 0]
     owner, turn = batch.trajectory[position // batch.mask.shape[1]], batch.turns.flatten()[position]
-    # By turn, not by row: the rows of a shuffled or sorted batch no longer come in the order they were sampled.
+    # By turn, not by row: the rows of a shuffled or sorted batch are not in the order of sampling.
     order = torch.argsort(owner * (batch.turns.max() + 1) + turn, stable=True)
     size = int(batch.trajectory.max()) + 1 if trajectories is None else trajectories
     counts = torch.bincount(owner, minlength=size)

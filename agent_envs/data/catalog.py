@@ -37,8 +37,8 @@ class CatalogEntry:
 
 
 def parser_of(name: str, folder: Path | None) -> Callable[[Record], Parsed]:
-    """The function that reads a benchmark's rows; nothing in a row of another one. ``folder`` may have 2WikiMultihopQA's file
-    of aliases."""
+    """The function that parses a benchmark's rows; a row of another benchmark gives no question. ``folder`` may have
+    2WikiMultihopQA's file of aliases."""
     file = folder / ALIASES_FILE if folder and name == "2wikimultihopqa" else None
     aliases = read_aliases(file) if file and file.is_file() else {}
 
@@ -54,7 +54,7 @@ def parser_of(name: str, folder: Path | None) -> Callable[[Record], Parsed]:
 
 
 def _stated_number(answer: str) -> str:
-    """GSM8K's answer is the number after ####, without commas."""
+    """The number after #### in an answer of GSM8K, without commas."""
     stated = _STATED.search(answer)
     if not stated:
         raise ValueError(f"'answer': there is no number after #### in {answer[-80:]!r}")
@@ -122,7 +122,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         title="TriviaQA",
         homepage="https://nlp.cs.washington.edu/triviaqa",
         repository="mandarjoshi/trivia_qa",
-        # Each question once, as in open-domain work (11,313 to validate on); "rc" has a row a kind of evidence.
+        # Each question once, as in open-domain work (11,313 to validate on); "rc" has a row for each kind of evidence.
         configuration="unfiltered.nocontext",
         official_files={
             "train": ("unfiltered-web-train.json", "wikipedia-train.json", "qa/wikipedia-train.json"),

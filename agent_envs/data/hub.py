@@ -29,7 +29,7 @@ def find_cached(name: str, split: str) -> tuple[Path, str]:
 
 def download(name: str, split: str) -> tuple[Path, str]:
     """Download a split into the cache; returns what `find_cached` returns.
-    Raises NotHere: the hub could not be reached or does not have it. A process tries once."""
+    Raises NotHere: the hub could not be reached or does not have it. A process tries only once."""
     if reason := _try_download(name, split, cache_folder()):
         raise NotHere(reason)
     return find_cached(name, split)
@@ -37,7 +37,7 @@ def download(name: str, split: str) -> tuple[Path, str]:
 
 @lru_cache
 def _try_download(name: str, split: str, cache: Path) -> str:
-    """Download, and return the reason why it failed, or "". Each environment of a process would wait for it again."""
+    """Download; return the reason of a failure, or "". Memoised, so that not every environment waits for it again."""
     entry = CATALOG[name]
     try:
         revision = _reachable_revision(entry.repository)
@@ -60,7 +60,7 @@ def _reachable_revision(repository: str) -> str | None:
 
 
 def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:
-    """Write rows as JSONL beside their place and rename the folder."""
+    """Write rows as JSONL to a temporary folder in the cache, and rename it."""
     durable.make_folder(cache)
     destination = cache / f"{name}.{split}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}.{split}.") as scratch:
@@ -90,5 +90,5 @@ def _write_rows(rows: Iterable[Mapping], name: str, split: str, source: str, fol
                     row = {"id": passage.id, "title": passage.title, "text": passage.text}
                     passages.write(json.dumps(row, ensure_ascii=False) + "\n")
     if not CATALOG[name].own_passages:
-        (folder / PASSAGES_FILE).unlink()  # an empty corpus would pass for a corpus
+        (folder / PASSAGES_FILE).unlink()  # an empty file would count as a corpus
     (folder / ORIGIN_FILE).write_text(json.dumps({"source": source}) + "\n")

@@ -1,4 +1,4 @@
-"""Benchmarks in a folder: which files they are, what is in them, and what is searched. Files are cached until they change."""
+"""Benchmarks in a folder: their files, questions and passages. Files are cached in memory until they change."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from retrieval_index.readers import files_in, read_passages
 
 CACHE_VARIABLE = "AGENT_ENVS_CACHE"
 PASSAGES_FILE = "passages.jsonl"
-_INDEXED_ONCE = 4_000_000  # bytes of a corpus whose index is kept in the cache
-_FEWEST_COUNTED = 20  # questions whose answers may be called lopsided
-_SEARCH_R1 = {"train": "train", "validation": "test"}  # what it calls the splits
+_INDEXED_ONCE = 4_000_000  # bytes; the index of a larger corpus is kept in the cache
+_FEWEST_COUNTED = 20  # questions; with fewer, the balance of answers is not checked
+_SEARCH_R1 = {"train": "train", "validation": "test"}  # its names of the splits
 
 
 class NotHere(LookupError):
@@ -40,12 +40,13 @@ def questions_file(name: str, split: str) -> str:
 def load(
     name: str, path: Path, corpus: str | Path | None, questions_only: bool = False
 ) -> tuple[tuple[Question, ...], Sequence[Passage], Path | str | None]:
-    """The questions in a file, what to search, and the place of that if it is not in the file: ``corpus``, or `passages.jsonl`
-    beside questions without paragraphs. Nothing is searched with ``questions_only``.
+    """Load the questions in a file, the passages to search, and the place of the passages if it is not this file.
+
+    That place is ``corpus``, or `passages.jsonl` beside questions without paragraphs. ``questions_only`` loads no passages.
 
     Raises:
         FileNotFoundError: there are no passages.
-        ValueError: there is no question, or an invalid one, by file, line and field.
+        ValueError: there is no question, or an invalid one; the message names file, line and field.
     """
     stamps = (*stamp(path), *stamp(path.with_name(ALIASES_FILE)))
     questions, passages = _read_questions(name, path, stamps)
@@ -58,10 +59,10 @@ def load(
 
 
 def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
-    """Find what the data lacks, in a few words for the source and in full for a warning.
+    """Find faults of the data; yields each in a few words for the source, and in full for a warning.
 
-    Faults: a gold paragraph for more than a twentieth of the questions, as in HotpotQA's fullwiki files; 2WikiMultihopQA's
-    aliases; other answers than one.
+    Faults: more than 5% of the questions lack a gold paragraph, as in HotpotQA's fullwiki files; 2WikiMultihopQA has no
+    aliases; one answer is too frequent.
     """
     titles = passages.titles() if isinstance(passages, Corpus) else {passage.title for passage in passages}
     titles = set(map(html.unescape, titles))
@@ -100,8 +101,9 @@ def shorten_path(path: Path | str) -> str:
 
 
 def find_file(place: Path, name: str, split: str) -> Path:
-    """The file of questions at a place: itself, or the first in a folder and in its sub-folder `name` of `<name>.<split>.jsonl`,
-    official files, FlashRAG's and Search-R1's. Raises NotHere: the folder has none; FileNotFoundError: there is no such path."""
+    """The file of questions at a place: the place itself, or the first one in a folder and in its sub-folder `name`.
+    The order: `<name>.<split>.jsonl`, official files, FlashRAG's and Search-R1's.
+    Raises NotHere: the folder has none; FileNotFoundError: there is no such path."""
     if not place.exists():
         raise FileNotFoundError(f"there is no {place}")
     return _find_in_folder(place, name, split) if place.is_dir() else place
@@ -113,10 +115,10 @@ def _find_in_folder(folder: Path, name: str, split: str) -> Path:
     paths = [base / file for file in wanted for base in bases]
     if entry.flashrag:
         flashrag = "train.jsonl" if split == "train" else entry.flashrag
-        # FlashRAG's files of all benchmarks are called so, and Search-R1's have all benchmarks in them.
+        # FlashRAG names the files of all benchmarks alike, and Search-R1's files hold all benchmarks.
         paths += [base / flashrag for base in bases if base.name == name]
-        wanted += (f"{name}/{flashrag}",)
-        paths += [base / f"{_SEARCH_R1[split]}.parquet" for base in bases]
+        wanted += (f"{name}/{flashrag}", f"{_SEARCH_R1[split]}.parquet")
+        paths += [base / wanted[-1] for base in bases]
     for path in paths:
         if path.is_file():
             return path
@@ -124,7 +126,7 @@ def _find_in_folder(folder: Path, name: str, split: str) -> Path:
 
 
 def _existing(corpus: str | Path) -> Path | str:
-    """The place of a corpus; of `passages.jsonl` in a folder that has it."""
+    """The place of a corpus, or of the `passages.jsonl` in it."""
     path = place_of(corpus)
     if isinstance(path, str):
         return path
@@ -187,7 +189,7 @@ def read_corpus(corpus: Path | str) -> Sequence[Passage]:
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: a row is no passage, by file and row, or there is none.
+        ValueError: a row is not a passage (the message names file and row), or there is none.
     """
     return _read(corpus, stamp(corpus, deep=True), cache_folder())
 
@@ -208,7 +210,7 @@ def _read(corpus: Path | str, stamps: tuple, cache: Path) -> Sequence[Passage]:
 
 
 def _index_once(corpus: Path, cache: Path) -> Corpus | None:
-    """The corpus of an index in the cache; None for a small one, or where the cache cannot be written."""
+    """The corpus of an index in the cache; None for a small corpus, or if the cache cannot be written."""
     files = sorted(files_in(corpus)) if corpus.is_dir() else [corpus]
     if sum(file.stat().st_size for file in files) < _INDEXED_ONCE:
         return None
@@ -240,7 +242,7 @@ def stamp(place: object, deep: bool = False) -> tuple:
 
 
 def _stamp_file(path: Path) -> tuple[int, int]:
-    if not path.is_file():  # a folder, whose time says nothing of its files; a link that leads nowhere
+    if not path.is_file():  # a folder, whose time does not tell of changed files; or a broken link
         return 0, 0
     status = path.stat()
     return status.st_mtime_ns, status.st_size

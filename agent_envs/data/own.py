@@ -20,9 +20,9 @@ from agent_envs.data.rows import HELD_OUT, TRAIN, Parsed, parse_records, parse_r
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
 
-HOLDOUT = 5  # one question in so many is held out where nothing else says which
-_FEW, _FEW_HELD_OUT = 100, 50  # questions; below, a sentence says what they are good for
-_CORPUS = ("passages", "corpus")  # files and folders beside the questions that are searched, not asked
+HOLDOUT = 5  # one question in HOLDOUT is held out if nothing else decides
+_FEW, _FEW_HELD_OUT = 100, 50  # questions; for fewer, a sentence states what they are good for
+_CORPUS = ("passages", "corpus")  # files and folders beside the questions that are searched
 
 
 def load_own(
@@ -35,23 +35,23 @@ def load_own(
     holdout: int = 0,
     split_seed: int = 0,
 ) -> Benchmark:
-    """Your questions of a split, and the passages to search: none where an index has them.
+    """Load your questions of a split, and the passages to search (none if an index has them).
 
     Args:
         data: a file of questions (.jsonl, .json, .csv, .tsv or .parquet), or a folder of such files.
-        split: ``"train"`` or ``"validation"``, as the files' names or the rows' ``split`` say; else one question in
+        split: ``"train"`` or ``"validation"``, by file names or the rows' ``split``; otherwise one question in
             ``HOLDOUT`` is held out, drawn by ``split_seed``.
         corpus: what to search, anything that `retrieval_index.readers.read_passages` takes. By default ``passages`` or
             ``corpus`` beside the questions, or the contexts in the rows.
-        index: searched instead of a corpus.
+        index: what to search instead of a corpus.
         name: the name in reports; by default that of the file or folder.
-        holdout: 0 for what the files or rows say, else one in ``HOLDOUT``; n for one in n of the training questions, whatever
-            they say; 1 holds out all of them.
-        split_seed: of that draw.
+        holdout: 0 follows the files or rows, or else holds out one question in ``HOLDOUT``. n always holds out one in n of
+            the training questions; 1 all of them.
+        split_seed: seed of the draw of held-out questions.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or nothing to search.
-        ValueError: a row is no question, or a split has none.
+        ValueError: a row is not a question, or the split has no question.
     """
     if not data:
         raise ValueError(
@@ -86,7 +86,7 @@ def load_own(
 
 
 def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
-    """The part of a cache's key that changes when the questions or the corpus do."""
+    """The part of a cache key that changes when the questions or the corpus change."""
     path = Path(data or "").expanduser()
     if not data or not path.exists():
         return ()
@@ -96,7 +96,7 @@ def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """The questions of some files by the split that files or rows name (None: they name none), and their contexts.
-    ``supporting_ids``: of passages of the corpus, by split and question id."""
+    ``supporting_ids`` holds ids of passages of the corpus, by split and question id."""
 
     by_split: Mapping[str | None, tuple[Question, ...]]
     passages: tuple[Passage, ...]
@@ -107,7 +107,7 @@ class _Loaded:
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """The file that is named, or those of a folder: only those whose names say a split, if any does."""
+    """The file at ``path``, or the files of a folder: only those with a split in their names, if there are any."""
     if not path.exists():
         raise FileNotFoundError(f"data: there is no file or folder {path}")
     if path.is_file():
@@ -119,13 +119,13 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
     words = list(map(_split_in_name, files))
-    # Other held-out splits may have no answers.
+    # Only one held-out split is read: others may have no answers.
     held_out = next((word for word in HELD_OUT if word in words), None)
     files = [file for file, word in zip(files, words, strict=True) if word in (None, *TRAIN, held_out)]
     named = [file for file in files if _split_in_name(file)]
     if named and (others := [file.name for file in files if file not in named]):
         read = ", ".join(file.name for file in named)
-        warnings.warn(f"{path}: read are {read}, whose names say a split; not {', '.join(others)}", stacklevel=2)
+        warnings.warn(f"{path}: only files that name a split are read ({read}), not {', '.join(others)}", stacklevel=2)
     return tuple(named or files)
 
 
@@ -146,7 +146,7 @@ def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
     passages: dict[str, Passage] = {}
     supporting_ids: dict[tuple[str | None, str], Sequence[str]] = {}
     named = dict.fromkeys(map(_split_in_name, files))
-    for word in named:  # ids are unique in a split: many files count from 1 in each
+    for word in named:  # ids must be unique only within a split: often each file counts from 1
         group = word if len(files) > 1 else None
         records = chain.from_iterable(numbered_records(file) for file in files if _split_in_name(file) == word)
         for place, parsed in parse_records(records, _parse):
@@ -168,7 +168,7 @@ def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
 
 
 def _parse(record: Record) -> Parsed:
-    """A row, whose id also names its benchmark: Search-R1's files hold several, each with a question train_0."""
+    """Parse a row, with the benchmark in its id: Search-R1's files hold several, each with a question train_0."""
     parsed = parse_row(record)
     if not parsed.benchmark or not parsed.question:
         return parsed
@@ -198,7 +198,7 @@ def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) ->
 
 
 def _split(loaded: _Loaded, name: str, holdout: int, seed: int) -> tuple[dict[str, tuple[Question, ...]], str]:
-    """The questions of both splits, and what decided on them, in words."""
+    """The questions of both splits, and a description of what decided on the splits."""
     train = tuple(chain.from_iterable(loaded.by_split.get(word, ()) for word in TRAIN))
     word = next((word for word in HELD_OUT if word in loaded.by_split), None)
     pool = train or loaded.by_split.get(None, ())
@@ -217,7 +217,7 @@ def _split(loaded: _Loaded, name: str, holdout: int, seed: int) -> tuple[dict[st
 
 
 def _draw(pool: Sequence[Question], holdout: int, seed: int) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Split off one in ``holdout`` of the questions, at least one. Questions that differ only in spelling stay on one side,
+    """Split off one in ``holdout`` of the questions, at least one. Questions with the same `_key` stay on one side,
     and the order of a file does not matter."""
     keys = sorted({_key(question) for question in pool})
     random.Random(f"split:{seed}").shuffle(keys)
@@ -238,7 +238,7 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
 
 
 def _free_id(id: str, taken: set[str]) -> str:
-    """An id that is not taken; from then on it is."""
+    """An id that is not taken, which is then added to ``taken``."""
     while id in taken:
         id = f"train/{id}"
     taken.add(id)
@@ -246,14 +246,14 @@ def _free_id(id: str, taken: set[str]) -> str:
 
 
 def _key(question: Question) -> str:
-    """A question for comparison: without case, white space and punctuation, except signs of arithmetic, C++ and numbers."""
+    """A question for comparison: without case, white space and punctuation, except in arithmetic, names like C++ and numbers."""
     text = unicodedata.normalize("NFKC", question.question).casefold()
     text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
     text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
     return " ".join(text.split()) or question.question
 
 
-@lru_cache(maxsize=64)  # said once
+@lru_cache(maxsize=64)  # printed once
 def _say_what_it_is_good_for(name: str, train: int, held_out: int, how: str) -> None:
     text = f"{name}: {train} questions to train on; {how}."
     if train + held_out < _FEW or held_out < _FEW_HELD_OUT:

@@ -58,7 +58,7 @@ def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
     cell of an answer; anything else is JSON, an array or objects in a row, or TriviaQA's object with the array `Data`.
 
     Raises:
-        ValueError: the file breaks off, or a record is not an object, by its place.
+        ValueError: the file breaks off, or a record is not an object; the message names the place.
     """
     read, label = _READERS.get(path.suffix.lower(), (_json_rows, ": record "))
     for number, record in read(path):
@@ -78,8 +78,8 @@ def _read_cell(cell: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def read_list(text: str) -> list | None:
-    """The list that a cell of a table was written from, in Python or JSON; None for other text.
-    Raises ValueError: it is an array of numpy, without commas."""
+    """Read the list in a cell of a table, written in Python or JSON; None for other text.
+    Raises ValueError: a list without commas, as numpy writes arrays."""
     text = text.strip()
     for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
         try:
@@ -105,4 +105,4 @@ def _json_rows(path: Path) -> Rows:
 # Extension -> its reader, and what comes between file and number in errors.
 _READERS: dict[str, tuple[Callable[[Path], Rows], str]] = {".jsonl": (jsonl_rows, ":"), ".tsv": (tsv_rows, ":")}
 _READERS |= {".csv": (csv_rows, ":"), ".parquet": (partial(parquet_rows, columns_of=lambda names: names), ": row ")}
-FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # those that a name can tell
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # file extensions that tell the format

@@ -1,4 +1,4 @@
-"""A row of a file as a question with its passages: that of docs/own_data.md, and those that benchmarks are published in.
+"""Parse rows of files into questions with passages: the format of docs/own_data.md, and those of benchmarks.
 
 HotpotQA, 2WikiMultihopQA and MuSiQue bring paragraphs. FlashRAG and Search-R1 keep those in `metadata`; verl has the question
 in `extra_info` or the `prompt` and the answer in `reward_model`. TriviaQA, PopQA, SQuAD and BEIR have fields of their own.
@@ -22,7 +22,7 @@ from retrieval_index.corpus import unescape
 from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
 TRAIN = ("train", "training")
-HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
+HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first one found is used
 _ANSWERS = ("answer", "answers", "golden_answers", "possible_answers")
 _ALIASES = ("aliases", "answer_aliases")
 _CONTEXTS = ("contexts", "context", "paragraphs", "passages")
@@ -34,12 +34,12 @@ class Parsed(NamedTuple):
     """What a row holds.
 
     Attributes:
-        question: None for the unanswerable ones of MuSiQue-Full.
+        question: None for the unanswerable questions of MuSiQue-Full, and for rows of another benchmark.
         passages: what to search, if the row has it.
-        split: the word of its own field ``split``.
-        noted_split: that of verl's ``extra_info``.
+        split: the value of the row's field ``split``.
+        noted_split: the split in verl's ``extra_info``.
         supporting_ids: passages of a corpus that hold the answer.
-        benchmark: the one that a row of Search-R1 or verl names.
+        benchmark: the benchmark that a row of Search-R1 or verl names.
     """
 
     question: Question | None
@@ -53,8 +53,8 @@ class Parsed(NamedTuple):
 def parse_records(
     records: Iterable[tuple[str, Record]], parse: Callable[[Record], Parsed]
 ) -> Iterator[tuple[str, Parsed]]:
-    """Parse records that come with their place, and name the place in errors. Two questions of one id are an error; ids made
-    from the text get a number."""
+    """Parse pairs of place and record, and name the place in errors. Two questions with the same id are an error; repeated
+    ids made from the text get a number."""
     places: dict[str, str] = {}
     made: Counter[str] = Counter()
     for where, record in records:
@@ -77,7 +77,7 @@ def parse_records(
 
 
 def parse_row(record: Record) -> Parsed:
-    """Parse one row. Raises ValueError: a field is missing or of a wrong type, by its name."""
+    """Parse one row. Raises a ValueError that names the field if one is missing or has a wrong type."""
     row = {str(name).strip().lower(): value for name, value in record.items() if not _is_absent(value)}
     row = _with_metadata(_with_question_of_verl(row))
     if "question" not in row and "_id" in row and "text" in row:  # BEIR's queries
@@ -109,7 +109,7 @@ def parse_row(record: Record) -> Parsed:
 
 
 def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what FlashRAG and Search-R1 keep in its metadata, which is nested in itself in some files."""
+    """Add to a row what FlashRAG and Search-R1 keep in its ``metadata``, which some files nest in itself."""
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(metadata.get("metadata"), Mapping):
         metadata = metadata["metadata"]
@@ -119,7 +119,7 @@ def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_question_of_verl(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of verl with its question, the one in ``extra_info``, else the prompt or its last message of the user, and an id."""
+    """Add to a row of verl an id and its question: from ``extra_info``, else the prompt or its last message of the user."""
     if "question" in row or "reward_model" not in row:
         return row
     extra = _object(row.get("extra_info", {}), "extra_info")
@@ -133,9 +133,9 @@ def _with_question_of_verl(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_prompt(prompt: object) -> str:
-    """What is asked in a prompt: a text, or messages, perhaps written as JSON, whose content is a text or a list of parts."""
+    """The question in a prompt: a text, or messages, perhaps written as JSON, with a text or a list of parts as content."""
     if isinstance(prompt, str):
-        with contextlib.suppress(ValueError):  # of a text that only begins like messages
+        with contextlib.suppress(ValueError):  # a text that only begins like messages
             prompt = json.loads(prompt) if prompt.lstrip().startswith("[{") else prompt
     if isinstance(prompt, str):
         return prompt
@@ -172,7 +172,7 @@ def _list_fields(row: Mapping[str, Any]) -> str:
 
 
 def _answers_in(value: Mapping[str, Any]) -> object:
-    """The answers in an object: SQuAD's, with places in the context, or TriviaQA's, whose script compares with these."""
+    """The answers in an object: SQuAD's ``text``, or those that TriviaQA's evaluation script compares with."""
     if "text" in value:
         return value["text"]
     folded = {name.lower().replace("_", ""): held for name, held in value.items()}
@@ -209,7 +209,7 @@ def _contexts(row: Mapping[str, Any]) -> list[Passage]:
 
 
 def _support(row: Mapping[str, Any], passages: Iterable[Passage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The titles of the gold paragraphs, and the keys of their texts, or none of these where one is not known."""
+    """The titles of the gold paragraphs, and the keys of their texts; no keys if one of them is not known."""
     titles = _texts(row, "supporting_titles") or _titles_of_facts(row.get("supporting_facts", []))
     if not titles:  # MuSiQue
         name = "question_decomposition"
@@ -223,13 +223,13 @@ def _support(row: Mapping[str, Any], passages: Iterable[Passage]) -> tuple[tuple
         return tuple(titles), tuple(_keys_of_titles(titles, passages))
     keys = _texts(row, "supporting_paragraphs")
     if keys and len(keys) != len(titles):
-        got = f"got {len(keys)} for {len(titles)}; where two have one title, the title twice"
+        got = f"got {len(keys)} for {len(titles)}; repeat a title that two paragraphs share"
         raise ValueError(f"'supporting_paragraphs': give one for each of supporting_titles, {got}")
     return tuple(titles), tuple(keys)
 
 
 def _titles_of_facts(facts: Any) -> list[str]:
-    """The titles of HotpotQA's pairs of a title and a sentence's number, which copies on the hub have as two columns."""
+    """The titles in HotpotQA's pairs of title and sentence number, which are two columns in copies on the hub."""
     facts = read_list(facts) or facts if isinstance(facts, str) else facts
     try:
         rows = zip(facts["title"], facts["sent_id"], strict=True) if isinstance(facts, Mapping) else facts
@@ -252,7 +252,7 @@ def _keys_of_titles(titles: Sequence[str], passages: Iterable[Passage]) -> list[
 def _split(row: Mapping[str, Any]) -> str | None:
     word = str(row["split"]).strip().lower() if "split" in row else None
     if word is not None and word not in TRAIN + HELD_OUT:
-        raise ValueError(f"'split' must be train, validation (or valid, val, dev) or test, got {row['split']!r:.80}")
+        raise ValueError(f"'split' must be one of {', '.join(TRAIN + HELD_OUT)}, got {row['split']!r:.80}")
     return word
 
 
@@ -266,7 +266,7 @@ def _texts(row: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _listed(value: object) -> list:
-    """A list; or a text with | between its parts, as a table holds it."""
+    """A value as a list; a text, as a table holds it, is a written list or has | between its parts."""
     if isinstance(value, str):
         return parts if (parts := read_list(value)) is not None else [part.strip() for part in value.split("|")]
     return list(value) if isinstance(value, list | tuple) else [value]

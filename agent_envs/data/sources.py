@@ -37,8 +37,8 @@ class Benchmark:
 class DataUnavailable(LookupError):
     """No source has the benchmark.
 
-    `tried` holds (source, reason) for each. Raised with `source="auto"` only. A caller that continues with a stand-in must show
-    `stand_in_warning(error)`.
+    `tried` holds (source, reason) for each source. Raised only with `source="auto"`. A caller that continues with a stand-in
+    must show `stand_in_warning(error)`.
     """
 
     def __init__(self, name: str, split: str, tried: tuple[tuple[str, str], ...]):
@@ -61,25 +61,25 @@ def load_benchmark(
     """Load a split of a benchmark from the first source that has it.
 
     Args:
-        name: "hotpotqa", "2wikimultihopqa" or "musique", whose questions come with paragraphs to search in; "bamboogle",
-            "nq" (NQ-open), "triviaqa", "popqa" or "gsm8k", without.
+        name: "hotpotqa", "2wikimultihopqa" or "musique", whose questions come with paragraphs to search in; or
+            "bamboogle", "nq" (NQ-open), "triviaqa", "popqa" or "gsm8k", whose questions come without.
         split: "train", which Bamboogle and PopQA lack, or "validation", the split that papers report: test for Bamboogle,
             PopQA and GSM8K, dev for the others.
         data: a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files, or FlashRAG's folders, such as
-            `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of questions, whatever the split.
+            `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of questions, for any split.
             By default the folder `$AGENT_ENVS_DATA`, then the cache, `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`, then
             the hub.
         corpus: the folder of a `passages.jsonl` or anything that `retrieval_index.readers.read_passages` takes, instead of
             the passages of the questions.
         questions_only: load no passages.
-        source: "local" leaves out the hub, "hub" the environment variable.
+        source: "auto" tries all places, "local" all but the hub, "hub" all but `$AGENT_ENVS_DATA`.
 
-    Warns if gold paragraphs or aliases are missing, and notes it in `source`.
+    Warns of faults in the data, such as missing gold paragraphs or aliases, and notes them in `source`.
 
     Raises:
         DataUnavailable: with `source="auto"`, no place has it and neither `data` nor `corpus` was given.
-        FileNotFoundError: no place has it, otherwise; or `data`, `corpus`, `$AGENT_ENVS_DATA` or passages are not there.
-        ValueError: unknown or contradicting arguments, or an invalid file, by file, line and field.
+        FileNotFoundError: otherwise, no place has it; or `data`, `corpus`, `$AGENT_ENVS_DATA` or passages do not exist.
+        ValueError: unknown or contradicting arguments, or an invalid file; the message names file, line and field.
     """
     _check("name", name, tuple(CATALOG))
     _check("split", split, SPLITS)
@@ -129,7 +129,7 @@ def stand_in_warning(error: DataUnavailable) -> str:
 
 
 def _places(name: str, split: str, data: str | Path | None, source: str) -> Iterator[tuple[str, Look]]:
-    """The name of each place, in order, and the function that gives its path and a download's origin."""
+    """The name of each place, in order, and a function that returns its path and the origin of a download."""
     if data is not None:
         yield "data=", lambda: (Path(data).expanduser().resolve(), None)
         return

@@ -15,7 +15,7 @@ from agent_envs.formats.tags import Ragen, SearchTags
 from agent_envs.tools import Tool
 
 FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, Native)}
-# Plain text can call nothing but the one tool of a hosted environment.
+# Plain text can only call the one tool of a hosted environment.
 _MADE: dict[str, type[Format]] = {**FORMATS, Plain.name: Plain}
 
 
@@ -24,11 +24,11 @@ def make_format(kind: str | Callable[..., Format], tools: Sequence[Tool], *, ans
 
     Args:
         kind: a name of `FORMATS`, or "plain"; a subclass of `Format`; or ``"module:Class"``.
-        tools: what the agent may call.
-        answers: whether it may give a final answer.
+        tools: tools that the agent may call.
+        answers: whether the agent may give a final answer.
 
     Raises:
-        ValueError: no such format, or one that these tools cannot be called in.
+        ValueError: there is no such format, or these tools cannot be called in it.
     """
     make = find_format(kind) if isinstance(kind, str) else kind
     if not callable(make):

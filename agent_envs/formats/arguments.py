@@ -1,4 +1,4 @@
-"""Arguments as plain text, for tools so simple that JSON would only be in the way."""
+"""Arguments as plain text, for tools that are too simple to need JSON."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ SEPARATOR = "||"
 
 
 def plain_argument(tool: Tool) -> tuple[str, str]:
-    """The one argument of a tool and its kind: "string", "list" (of strings) or "scalar" (a number or a truth value). The kind
-    is "json" where arguments are several, or too much for plain text."""
+    """Return the name of a tool's one argument and its kind: "string", "list" (of strings) or "scalar" (number or boolean).
+    Without exactly one such argument, the result is ``("", "json")``."""
     properties = tool.parameters.get("properties", {})
     name, schema = next(iter(properties.items())) if len(properties) == 1 else ("", {})
     if _is_string(schema):
@@ -22,18 +22,18 @@ def plain_argument(tool: Tool) -> tuple[str, str]:
 
 
 def is_json(tool: Tool) -> bool:
-    """Whether the arguments are too much for plain text."""
+    """Whether the arguments are written as JSON, not as plain text."""
     return plain_argument(tool)[1] == "json"
 
 
 def is_missing(tool: Tool, text: str) -> bool:
-    """Whether nothing is given to a tool that needs something."""
+    """Whether the text is empty although the tool has a required argument."""
     given = text.replace(SEPARATOR, "").strip() if plain_argument(tool)[1] == "list" else text
     return not given and bool(tool.parameters.get("required"))
 
 
 def choices(tool: Tool) -> list[str]:
-    """Return the allowed values of the one string, or of each string in the one list; empty if any is allowed."""
+    """Return the allowed values of the string argument, or of the strings in the list; empty if any is allowed."""
     name, kind = plain_argument(tool)
     schema = tool.parameters["properties"][name] if kind in ("string", "list") else {}
     return _options(schema.get("items", schema))
@@ -49,10 +49,10 @@ def example(tool: Tool) -> str:
 
 
 def read(tool: Tool, text: str) -> dict[str, Any]:
-    """``text`` as the arguments of a call: the string itself, a number, strings around ``||``, or else a JSON object.
+    """Parse the arguments of a call: a bare string, a number or boolean, strings separated by ``||``, or else a JSON object.
 
     Raises:
-        Malformed: it is no such thing.
+        Malformed: the text is none of these.
     """
     name, kind = plain_argument(tool)
     if not text:
@@ -67,7 +67,7 @@ def read(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def write(tool: Tool, arguments: dict[str, Any]) -> str:
-    """The inverse of `read`, where there is one: not every string can be written as it is."""
+    """Write arguments as text, the inverse of `read`; some strings would not be read back unchanged."""
     name, kind = plain_argument(tool)
     if not arguments:
         return ""

@@ -18,7 +18,7 @@ class Format(Protocol):
     Attributes:
         name: its name for `make_format`.
         stop: strings that end a turn, for the sampler.
-        tags: what it writes beside ``<think>`` that some tokenizers have as special tokens too.
+        tags: tags that it writes in addition to ``<think>``, which some tokenizers have as special tokens.
     """
 
     name: str
@@ -28,18 +28,18 @@ class Format(Protocol):
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True): ...
 
     def instructions(self) -> str:
-        """Explain how to call these tools and how to finish; it follows the text of the task."""
+        """Explain how to call these tools and how to finish, to be put after the text of the task."""
         ...
 
     def parse(self, text: str) -> Turn:
-        """Read one assistant turn. Any string gives a Turn, in time linear in its length; nothing is raised.
+        """Read one assistant turn. Any string gives a Turn, in time linear in its length; never raises.
 
         Text in a thought, or posing as the result of a tool, is never a call or an answer.
         """
         ...
 
     def write(self, turn: Turn) -> str:
-        """The inverse: ``parse(write(turn)) == turn``.
+        """Write a turn, the inverse of `parse`: ``parse(write(turn)) == turn``.
 
         Raises:
             ValueError: the turn cannot be expressed in this format.
@@ -47,7 +47,7 @@ class Format(Protocol):
         ...
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        """Write the reply to ``turn.calls``: the results, in order. None of them can end its block or pose as more."""
+        """Write the reply to ``turn.calls``: the results, in order. No result can end its block or pose as anything else."""
         ...
 
     def render_error(self, error: str) -> str:
@@ -59,24 +59,24 @@ class Format(Protocol):
         return []
 
     def message(self, action: str) -> dict[str, Any]:
-        """A turn as a message of a chat."""
+        """Convert an action to a message of a chat."""
         return {"role": "assistant", "content": action}
 
     def messages(self, observation: str) -> list[dict[str, Any]]:
-        """Turn a reply, as `render` and `render_error` wrote it, into messages of a chat."""
+        """Convert a reply, as `render` and `render_error` wrote it, to messages of a chat."""
         return [{"role": "user", "content": observation}]
 
 
 class Malformed(ValueError):
-    """A turn cannot be parsed; the agent reads the message."""
+    """The turn is malformed; the agent reads the message."""
 
 
 class Unfinished(Malformed):
-    """A turn ends within a thought, a call or an answer."""
+    """The turn ends within a thought, a call or an answer."""
 
 
 def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
-    """Make a ``parse`` that raises `Malformed` one that returns a Turn with that error."""
+    """Decorate a ``parse`` that raises `Malformed`, so that it returns a Turn with that error instead."""
 
     @wraps(read)
     def parse(self, text: str) -> Turn:
@@ -89,7 +89,7 @@ def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
 
 
 def exact(express: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
-    """Make a ``write`` that rejects whatever would not be read back as it was."""
+    """Decorate a ``write``, so that it raises ValueError if its text would not be parsed as the same turn."""
 
     @wraps(express)
     def write(self, turn: Turn) -> str:
@@ -107,7 +107,7 @@ def exact(express: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
 
 
 def check_tools(tools: Sequence[Tool], answers: bool, reserved: Iterable[str] = ()) -> None:
-    """Raises ValueError if these tools cannot be told apart by name, or if there is nothing to do."""
+    """Raise ValueError if names are invalid, reserved or repeated, or if there are neither tools nor answers."""
     names = [tool.name for tool in tools]
     if not names and not answers:
         raise ValueError("an agent without tools and without answers can do nothing: give it a tool, or answers=True")
@@ -123,7 +123,7 @@ def check_tools(tools: Sequence[Tool], answers: bool, reserved: Iterable[str] = 
 def make_turn(
     thoughts: list[str], calls: list[ToolCall], answers: list[str], usage: str, may_answer: bool = True
 ) -> Turn:
-    """The turn that was read, if it is one. ``usage`` is what the agent may write."""
+    """Make a turn of its parsed parts, or raise `Malformed`. ``usage`` tells the agent what it may write."""
     if answers and not may_answer:
         raise Malformed(f"There is no final answer here. Write {usage}.")
     if not calls and not answers:

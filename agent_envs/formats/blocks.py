@@ -1,4 +1,4 @@
-"""Text with tags: which blocks stand in it, and what of it is thought."""
+"""Text with tags: its blocks and its thoughts."""
 
 import re
 from collections.abc import Iterable
@@ -13,20 +13,20 @@ _RESULTS = ("information", "tool_response")  # blocks that tools write
 
 
 def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches the opening and closing tags of ``names`` and of thoughts."""
+    """Return a pattern of the opening and closing tags of ``names`` and of thoughts."""
     return re.compile(f"<(/?)({'|'.join(map(re.escape, [*names, 'think']))})>")
 
 
 def list_tags(names: Iterable[str]) -> tuple[str, ...]:
-    """The opening and closing tags of ``names``."""
+    """List the opening and closing tags of ``names``."""
     return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
 
 
 def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[str], list[tuple[str, str]]]:
-    """The thoughts in a text, and its other blocks as (name, content), stripped, in order.
+    """Return the thoughts in a text, and its other blocks as (name, content), stripped, in order.
 
-    Some chat templates open the thought themselves, so a turn may begin inside one. Text between blocks is ignored, and
-    so are tags within a thought, and those in a JSON object that a block named ``json`` begins with.
+    Some chat templates open the thought themselves, so a turn may begin inside one. Text between blocks is ignored, as are
+    tags within a thought. ``json`` names a block in which tags are ignored, too, if they are in a JSON object at its start.
 
     Raises:
         Malformed: tags are nested, or left open.
@@ -64,7 +64,7 @@ def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[s
 
 
 def _find_first_close(text: str, tag: re.Pattern[str], json: str) -> re.Match[str] | None:
-    """The end of a thought that the text begins in: the first tag of a thought outside of JSON, if it is a closing one."""
+    """Find the end of a thought in which the text begins: the first thought tag outside of JSON, if it is a closing one."""
     place = 0
     while found := tag.search(text, place):
         closing, name = found.groups()
@@ -78,14 +78,14 @@ def _find_first_close(text: str, tag: re.Pattern[str], json: str) -> re.Match[st
 
 
 def quote(text: str, tags: Iterable[str]) -> str:
-    """Text from outside without these tags or a thought's: a word joiner breaks those that it spells out."""
+    """Break these tags, and those of thoughts, in a text from outside with a word joiner."""
     spelled = "|".join(map(re.escape, (*tags, "<think>", "</think>")))
     return re.sub(spelled, lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
 
 
 def find_end(text: str, stop: Iterable[str]) -> int | None:
-    """Where the first of the ``stop`` strings outside of thoughts ends; None if there is none. As in `read_blocks`, a text
-    may begin inside a thought."""
+    """Return where the first of the ``stop`` strings outside of thoughts ends; None if there is none. As in `read_blocks`, a
+    text may begin inside a thought."""
     head, closed, _ = text.partition("</think>")
     thinks = bool(closed) and "<think>" not in head
     for found in re.finditer("|".join(map(re.escape, ("<think>", "</think>", *stop))), text):
@@ -97,15 +97,15 @@ def find_end(text: str, stop: Iterable[str]) -> int | None:
 
 
 def escape(json: str, tag: re.Pattern[str]) -> str:
-    """The same JSON value without any tag in the text: a ``<`` is only in strings, where it can be escaped."""
+    """Escape the tags in a JSON text; its value stays the same, since ``<`` occurs only in strings."""
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)
 
 
 def split_thought(text: str) -> tuple[list[str], str]:
-    """The thought that a text begins with, if it does, and the rest; for forms that have no tags but this one.
+    """Split a text into the thought at its start, if any, and the rest; for formats without other tags.
 
     Raises:
-        Malformed: a thought is left open, or is anywhere else.
+        Malformed: a thought is left open, or is not at the start.
     """
     opening, closing = "<think>", "</think>"
     head, closed, rest = text.partition(closing)

@@ -1,4 +1,4 @@
-"""The family of a chat template: it writes a known message, and one family reads it back."""
+"""The dialect of a chat template, found by the family that reads back a known message of the template."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class Dialect:
     last_thought: str = ""
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Response:
-        """Read a turn without its end. Raises `Malformed` where it is none."""
+        """Parse a turn without its end. Raises `Malformed` if it is not well-formed."""
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         thought, response = "", Response()
         opening, closing = self.family.thought or ("", "")
@@ -39,7 +39,7 @@ class Dialect:
             begins = self.opens_thought or text.lstrip().startswith(opening)
             if not begins:
                 response = self.family.read(text, schemas)
-            if begins or closing in response.text:  # one in the arguments of a call is theirs
+            if begins or closing in response.text:  # a mark in the arguments of a call is not a thought's
                 thought, text = _cut_thought(text, opening, closing)
                 response = self.family.read(text, schemas)
             if opening in response.text or closing in response.text:
@@ -90,7 +90,7 @@ Render = Callable[..., str]  # (messages, tools, add_generation_prompt)
 
 
 def read_by_tokenizer(tokenizer: Any, prompt: str) -> Family:
-    """Make a reader of turns by a tokenizer of `transformers` with a ``response_template``."""
+    """Make a family that parses turns by a tokenizer of `transformers` with a ``response_template``."""
 
     def read(text: str, schemas: Schemas) -> Response:
         tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in schemas.items()]
@@ -100,22 +100,22 @@ def read_by_tokenizer(tokenizer: Any, prompt: str) -> Family:
             thoughts = [str(message[name]) for name in ("reasoning_content", "thinking") if message.get(name)]
             made = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
             return Response(thoughts, [to_call(call, "arguments") for call in made], str(message.get("content") or ""))
-        except Exception as problem:  # it raises what it likes
+        except Exception as problem:  # it may raise anything
             raise Malformed(f"The turn cannot be read: {one_line(problem)}") from None
 
     return Family("its own tokenizer", read, thought=None)
 
 
 def find_dialect(render: Render, decode: Callable[[str], str], more: Sequence[Family] = ()) -> Dialect:
-    """The dialect of a chat template: it writes a known message, which one of the `FAMILIES` reads back, or of ``more``. Ours
-    come first, since they tell a malformed call from text.
+    """Find the dialect of a chat template: the first family that reads back a known message of the template. `FAMILIES` come
+    before ``more``, since they tell a malformed call from text.
 
     Args:
-        render: a conversation by the template, as text.
-        decode: a turn as it looks after it was sampled.
+        render: renders a conversation by the template, as text.
+        decode: returns a turn as it looks after it was sampled.
 
     Raises:
-        ValueError: why function calls cannot be used, in one line.
+        ValueError: function calls cannot be used; the message gives the reason in one line.
     """
     question = [{"role": "user", "content": "Look it up."}]
     try:
@@ -124,7 +124,7 @@ def find_dialect(render: Render, decode: Callable[[str], str], more: Sequence[Fa
             raise ValueError("its chat template does not take tools")
     except ValueError:
         raise
-    except Exception as error:  # templates are programs, and raise what they like
+    except Exception as error:  # templates are programs and may raise anything
         raise ValueError(f"its chat template does not take tools: {one_line(error)}") from error
     problems = []
     for count in (2, 1):
@@ -173,8 +173,8 @@ def _known_turn(count: int, quote: Callable[[Any], Any] = lambda value: value) -
 
 
 def _check_results(render: Render, messages: list[dict[str, Any]], count: int) -> str:
-    """A conversation after the results of its last message, up to the next turn. Raises ValueError if they cannot be told
-    from each other, or the next turn does not follow."""
+    """Render a conversation with the results of its last message's calls, up to the next turn. Raises ValueError if results
+    are left out or reordered, or if a turn after results begins differently than the first turn."""
     results = [
         {"role": "tool", "name": "look_up", "tool_call_id": f"known000{i}", "content": _KNOWN_RESULTS[i]}
         for i in range(count)
@@ -183,7 +183,7 @@ def _check_results(render: Render, messages: list[dict[str, Any]], count: int) -
     places = [answered.find(told) for told in _KNOWN_RESULTS[:count]]
     if -1 in places or places != sorted(places):
         raise ValueError("its chat template leaves out results, or changes their order")
-    leads = []  # of the first turn, and of one after results: what stands between the generation prompt and the text
+    leads = []  # between the generation prompt and the text, of the first turn and of one after results
     for before in (messages[:-1], [*messages, *results]):
         stem = _OPENED.sub("", render(before, [_KNOWN_TOOL], True))
         whole = render([*before, {"role": "assistant", "content": "Zug"}], [_KNOWN_TOOL], False)
@@ -194,21 +194,21 @@ def _check_results(render: Render, messages: list[dict[str, Any]], count: int) -
 
 
 def write_known_calls(render: Render) -> str:
-    """A conversation with a call and its result as the template writes it, for the marks around them; "" if it cannot."""
+    """Render a conversation with a call and its result, to find the marks around them; "" if the template fails."""
     question = {"role": "user", "content": "Look it up."}
     result = {"role": "tool", "name": "look_up", "tool_call_id": "known0000", "content": _KNOWN_RESULTS[0]}
     try:
         return render([question, _known_turn(1), result], [_KNOWN_TOOL], True)
-    except Exception:  # templates are programs, and raise what they like
+    except Exception:  # templates are programs and may raise anything
         return ""
 
 
 def write_turn(render: Render, message: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """What a chat template writes of an assistant's message after a generation prompt. A thought that the prompt opens is
-    closed where the message has none.
+    """Return what a chat template writes for an assistant's message after a generation prompt. If the message has no thought,
+    one that the prompt opens is closed.
 
     Raises:
-        ValueError: it writes the message in another place.
+        ValueError: the template does not write the message after the generation prompt.
     """
     question = [{"role": "user", "content": "Look it up."}]
     before, after = render(question, tools, True), render([*question, message], tools, False)
@@ -222,7 +222,7 @@ def write_turn(render: Render, message: dict[str, Any], tools: Sequence[Mapping[
 
 
 def to_tool_call(name: str, arguments: Any, id: str) -> dict[str, Any]:
-    """A call in a message: for chat templates the arguments are an object, in the API its JSON."""
+    """Make a call of a message; chat templates take ``arguments`` as an object, the API as its JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

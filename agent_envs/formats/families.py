@@ -1,4 +1,4 @@
-"""Families of models and their function calls: a sampled turn is read as the parts of an assistant message."""
+"""Families of models by the syntax of their calls: a sampled turn is parsed into the parts of an assistant message."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -28,14 +28,14 @@ class Family:
     """A way to write calls.
 
     Attributes:
-        read: the `Response` of a turn without its end, given the `Schemas`. Raises `Malformed`, and nothing else, for what is no
-            turn of this family; takes time linear in the length of the text.
-        marks: strings that stand nowhere but around calls and results.
+        read: parses a turn without its end, given the `Schemas`, into a `Response`. Raises only `Malformed`, for text that is
+            not a turn of this family; takes time linear in the length of the text.
+        marks: strings that occur only around calls and results.
         thought: marks around a thought at the start of a turn; None if unknown.
-        channels: a turn is made of messages, of which some are thoughts: `read` finds them itself.
-        unquoted: its template puts strings between quotes as they are, so ours are escaped before it does.
+        channels: a turn is made of messages, some of which are thoughts; `read` finds these itself.
+        unquoted: the template puts strings between quotes without escaping them, so they are escaped beforehand.
         ends: tokens that end a turn, if the template does not show them.
-        goes_on: tokens that end a message, and not the turn.
+        goes_on: tokens that end a message but not the turn.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Family:
 def _read_between(
     opening: str, closing: str, read_one: Callable[[str, int, Schemas], tuple[list[ToolCall], int]]
 ) -> Callable:
-    """A reader of what begins with ``opening``: ``read_one`` gets the place after it, and returns calls and where they end."""
+    """Make a reader of calls after ``opening``: ``read_one`` gets the place after it, and returns the calls and their end."""
 
     def read(text: str, schemas: Schemas) -> Response:
         calls, outside, place = list[ToolCall](), list[str](), 0
@@ -79,7 +79,7 @@ def _read_hermes(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall
 
 
 def _read_llama(text: str, schemas: Schemas) -> Response:
-    """``{"name": …, "parameters": {…}}`` is the whole turn, several of them stand between semicolons."""
+    """``{"name": …, "parameters": {…}}`` as the whole turn, or several of them with semicolons between them."""
     body = text.strip().removeprefix("<|python_tag|>").lstrip()
     if not body.startswith("{"):
         return Response(text=text)
@@ -87,7 +87,7 @@ def _read_llama(text: str, schemas: Schemas) -> Response:
     while place < len(body):
         made, end = read_value_at(body, place, "A call must be a JSON object")
         response.calls.append(to_call(made, "parameters"))
-        place = _SEPARATOR.match(body, end).end()  # type: ignore[union-attr]  # it matches nothing as well
+        place = _SEPARATOR.match(body, end).end()  # type: ignore[union-attr]  # it also matches ""
         if place < len(body) and body[place] != "{":
             raise Malformed("A turn that calls functions holds nothing but the calls.")
     return response
@@ -112,7 +112,7 @@ def _read_list(opening: str, closing: str, arguments: str) -> Callable[[str, Sch
 
 
 def to_call(made: Any, arguments: str) -> ToolCall:
-    """``made`` may also give the call an id, and its type."""
+    """Convert parsed JSON to a call; it may also have an id and a type."""
     if not isinstance(made, dict) or not isinstance(name := made.get("name", made.get("tool_name")), str):
         raise Malformed(f'A call must have a "name" and "{arguments}".')
     known = {"name", "tool_name", arguments, "id", "tool_call_id", "type"}
@@ -140,7 +140,7 @@ def _read_tags(
 ) -> Callable[[str, Schemas], Response]:
     """``opening``, the name, keys with their values between tags, ``call_end``.
 
-    ``framed``: a value is between line breaks that are not its own.
+    ``framed``: the line breaks around a value are not part of it.
     """
 
     def read_one(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
@@ -166,8 +166,8 @@ def _read_tags(
 
 
 def read_typed(text: str, schema: Any) -> Any:
-    """A value without quotes, of the type in its schema: a string if it takes only strings, else JSON; what is
-    neither stays text, and the tool reports the error."""
+    """Read a value without quotes by its schema: a string if only strings are allowed, else JSON. Other text stays a string,
+    and the tool reports the error."""
     kinds = kinds_of(schema)
     if text in ("null", "None") and "null" in kinds:
         return None
@@ -180,7 +180,7 @@ def read_typed(text: str, schema: Any) -> Any:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types that a schema allows; empty if it does not say."""
+    """Return the types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, dict):
         return set()
     if options := schema.get("anyOf") or schema.get("oneOf"):
@@ -333,7 +333,7 @@ FAMILIES = (
 
 
 def find_thought(chat_template: Any) -> tuple[str, str] | None:
-    """Marks around a thought if calls cannot be written: those of a family that the template writes."""
+    """Find the marks around a thought if there is no dialect: those of the first family whose marks are in the template."""
     return next(
         (
             f.thought

@@ -1,4 +1,4 @@
-"""Harmony, the messages in channels of the gpt-oss models (github.com/openai/harmony, docs/format.md): how a turn is read."""
+"""Parser of Harmony turns, messages in channels of the gpt-oss models (github.com/openai/harmony, docs/format.md)."""
 
 import re
 
@@ -19,13 +19,13 @@ _ANSWER = "<|channel|>final<|message|>text<|return|>"
 
 
 def read_messages(text: str) -> tuple[list[str], list[ToolCall], list[str]]:
-    """The thoughts, the calls and the answers of a turn, which is what follows ``<|start|>assistant``.
+    """Return the thoughts, calls and answers of a turn, which is the text after ``<|start|>assistant``.
 
-    The channel ``analysis`` is thought, a call goes to ``functions.name`` in ``commentary`` and holds a JSON object, the answer
-    is in ``final``. A message in ``commentary`` without a recipient is ignored; the last may lack its end token.
+    Thoughts are in the channel ``analysis``, answers in ``final``. A call is a JSON object in ``commentary`` for the recipient
+    ``functions.name``; messages there without a recipient are ignored. The last message may lack its end token.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the text is not such a turn.
     """
     text = text.rstrip()
     text = text if text.lstrip().startswith("<|start|>") else _START + text
@@ -52,7 +52,7 @@ def read_messages(text: str) -> tuple[list[str], list[ToolCall], list[str]]:
 
 
 def _read_header(role: str, channel: str) -> tuple[str, str | None]:
-    """The channel and the recipient, which may stand in either part of the header."""
+    """Return the channel and the recipient; the latter may be in either part of the header."""
     author, *words = role.split() or [""]
     if author != "assistant":
         raise Malformed("Every message of the turn must be the assistant's own: tools and users write theirs.")

@@ -13,7 +13,7 @@ _NAMES = ("tool_call", "tool_response", "answer")
 _TAG, _ANY_TAG = tag_pattern(_NAMES), tag_pattern([*_NAMES, "tools"])
 _CALL = '<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>'
 _ANSWER = "<answer>text</answer>"
-# What would let a result end its block, or speak as the agent or in a message of its own (``<|im_start|>``).
+# Text by which a result could end its block, or pose as the agent or as another message (``<|im_start|>``).
 _CONTROL = re.compile(r"<(?=\|\w+\|>|/?(?:tool_response|tool_call|tools|answer|think)>)", re.IGNORECASE)
 
 
@@ -69,7 +69,7 @@ class Hermes(Format):
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
 
     def render_error(self, error: str) -> str:
-        # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
+        # The usage is trusted, and is shown as it has to be written; the rest may quote the agent.
         text = self._usage.join(_CONTROL.sub("< ", part) for part in error.split(self._usage))
         return f"<tool_response>\nInvalid turn: {text}\n</tool_response>"
 

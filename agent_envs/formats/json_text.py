@@ -16,10 +16,10 @@ _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def read_object(text: str, what: str) -> dict[str, Any]:
-    """Read a JSON object. ``what`` names it to the agent.
+    """Read a JSON object. ``what`` names it in errors for the agent.
 
     Raises:
-        Malformed: it is no object, repeats a key, holds NaN or an infinity, or is nested too deeply.
+        Malformed: the text is no object, repeats a key, holds NaN or an infinity, or is nested too deeply.
     """
     value = read_value(text, f"{what} must be a JSON object")
     if not isinstance(value, dict):
@@ -38,8 +38,8 @@ def read_value(text: str, problem: str) -> Any:
 
 
 def read_value_at(text: str, start: int, problem: str) -> tuple[Any, int]:
-    """Read the JSON object or list that begins at ``start`` or after the white space there, and where it ends: what looks like
-    a tag in its strings is text. Raises `Malformed` with ``problem`` and the reason."""
+    """Read the JSON object or list at ``start``, after any white space; return it and its end. Tags in its strings are text.
+    Raises `Malformed` with ``problem`` and the reason."""
     depth = 0
     for token in _TOKEN.finditer(text, start):
         first = token.group()[0]
@@ -52,7 +52,7 @@ def read_value_at(text: str, start: int, problem: str) -> tuple[Any, int]:
 
 
 def read_scalar(text: str, what: str, kind: str) -> int | float | bool:
-    """Read a value of a ``kind`` of JSON schemas: "integer", "number" or "boolean". Raises `Malformed` for other text."""
+    """Read a number or boolean. Raises `Malformed` for other text; the error names ``kind``, the type in the schema."""
     try:
         value = _DECODER.decode(text) if len(text) <= _LONGEST_NUMBER else None
     except ValueError:
@@ -63,18 +63,18 @@ def read_scalar(text: str, what: str, kind: str) -> int | float | bool:
 
 
 def dumps(value: Any) -> str:
-    """JSON on one line, in its own script."""
+    """Write JSON on one line, with non-ASCII characters as they are."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def function_schema(tool: Tool) -> dict[str, Any]:
-    """A tool as chat APIs and chat templates describe one."""
+    """Describe a tool as chat APIs and chat templates do."""
     described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": described}
 
 
 def _check_depth(text: str) -> int:
-    """How many objects and lists are open at the end of a text."""
+    """Count the objects and lists that are open at the end of a text. Raises ValueError if one is nested too deeply."""
     depth = 0
     for token in _TOKEN.finditer(text):
         first = token.group()[0]

@@ -1,4 +1,4 @@
-"""Function calls in the form of the chat API, which chat templates and APIs put into a model's own words."""
+"""Function calls in the form of the chat API, which chat templates and APIs translate to a model's own syntax."""
 
 import json
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ ANSWER: dict[str, Any] = {
 class Native(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
 
-    A pretrained model reads and writes them as its chat template does (`agent_envs.chat_tokens.ChatTokens`), a model of an
-    API as that does.
+    A pretrained model reads and writes them in the syntax of its chat template (`agent_envs.chat_tokens.ChatTokens`), a model of
+    an API in that of the API.
 
     The final answer is a call of `ANSWER`: tasks want one exact string, so text without a call is no action. Reasoning is in
-    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` is why the message of
-    a model could not be read, ``unfinished`` that it lacks its end. Other keys are ignored. A call without an id goes by its
+    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` is the reason why
+    a turn is malformed; ``unfinished`` is true if it lacks its end. Other keys are ignored. A call without an id is known by its
     place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
@@ -45,7 +45,7 @@ class Native(Format):
         self._tools, self._answers = tools, answers
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The list for the ``tools`` argument of the API or of a chat template."""
+        """Return the list for the ``tools`` argument of the API or of a chat template."""
         return [function_schema(tool) for tool in self._tools] + [ANSWER] * self._answers
 
     def instructions(self) -> str:
@@ -98,7 +98,7 @@ class Native(Format):
         return dumps([{"role": "user", "content": f"Invalid turn: {error}"}])
 
     def message(self, action: str) -> dict[str, Any]:
-        """A turn as a message of a chat, always with the same keys; a malformed turn is its content."""
+        """Convert an action to a message of a chat, always with the same keys; if it is no JSON object, it is the content."""
         try:
             message = read_object(action, "The message")
         except Malformed:
@@ -138,7 +138,7 @@ def _read_call(call: Any, place: int) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise Malformed('Each of the "tool_calls" must have "type": "function" and a "function" with a "name".')
     arguments = function.get("arguments")
-    arguments = "{}" if arguments in (None, "") else arguments  # as some servers write none
+    arguments = "{}" if arguments in (None, "") else arguments  # some servers write none
     if not isinstance(arguments, str):
         raise Malformed('The "arguments" of a function must be a string that holds a JSON object.')
     given = call.get("id") or ""

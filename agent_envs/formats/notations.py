@@ -1,4 +1,4 @@
-"""Values as they stand in calls that are not JSON: Python's, and notations like it. Read within the bounds of `json_text`."""
+"""Values in calls that are not JSON, but Python or similar notations. They are read within the bounds of `json_text`."""
 
 import re
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from agent_envs.formats.base import Malformed
 from agent_envs.formats.json_text import read_value
 from agent_envs.types import ToolCall
 
-WORDS = {"True": True, "False": False, "None": None}  # as templates write them that print values
+WORDS = {"True": True, "False": False, "None": None}  # as templates write them that print Python values
 _BARE = re.compile(r"[^,:{}\[\]()<\"']*")
 ReadString = Callable[
     [str, int], tuple[str, int] | None
-]  # the string at a place and where it ends; None where there is none
+]  # returns the string at a place and its end; None if there is none
 
 
 def read_nested(text: str, place: int, read_string: ReadString, depth: int = 0) -> tuple[Any, int]:
-    """The value at a place, and where it ends: a string, ``{key: value, …}`` with keys that are bare or strings, ``[value, …]``,
-    a number, or a word of JSON or Python."""
+    """Read the value at a place; return it and its end. It is a string, ``{key: value, …}`` with bare or string keys,
+    ``[value, …]``, a number, or a word of JSON or Python."""
     place = skip(text, place, "")
     if (string := read_string(text, place)) is not None:
         return string
@@ -47,7 +47,7 @@ def read_nested(text: str, place: int, read_string: ReadString, depth: int = 0) 
 
 
 def _read_key(text: str, place: int, read_string: ReadString, sign: str) -> tuple[str, int]:
-    """A key and the place after its ``sign``."""
+    """Read a key; return it and the place after its ``sign``."""
     if (string := read_string(text, place)) is None:
         bare = _KEY_NAME.match(text, place)
         assert bare
@@ -71,7 +71,7 @@ def _skip_comma(text: str, place: int, closing: str) -> int:
 
 
 def skip(text: str, place: int, expected: str) -> int:
-    """The place after ``expected``, which is at ``place`` or after white space there."""
+    """Return the place after ``expected``, which must be at ``place`` or after white space there."""
     while place < len(text) and text[place].isspace():
         place += 1
     if not text.startswith(expected, place):
@@ -99,7 +99,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def quote_free(value: Any) -> Any:
-    """A string as written between single quotes in Python; other values as they are."""
+    """Escape a string as between single quotes in Python; other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     for character, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
@@ -108,7 +108,7 @@ def quote_free(value: Any) -> Any:
 
 
 def read_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
-    """``[name(key="value", …), …]``, calls as in Python, each argument by its name."""
+    """Read ``[name(key="value", …), …]``, calls as in Python with arguments by name; return them and their end."""
     calls, place = list[ToolCall](), skip(text, skip(text, place, "["), "")
     while not text.startswith("]", place):
         name = _NAMED.match(text, place)

@@ -10,7 +10,7 @@ from agent_envs.types import ToolCall, ToolResult, Turn
 
 class Plain(Format):
     """The text of a turn is the one argument of the one tool, unchanged; a thought, ``<think>…</think>`` at its start, is
-    left out. Results come back as they are.
+    left out. Results are shown unchanged.
 
     For tasks with one tool that takes one string, and no final answer.
     """

@@ -12,7 +12,7 @@ from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 _LABEL = re.compile(r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer)[ \t]*:", re.MULTILINE)
-# What would let a result speak as the agent or in a message of its own: a label after what may pass for a line break,
+# Text by which a result could pose as the agent or as another message: a label after anything like a line break,
 # a thought, a special token (``<|im_start|>``).
 _BREAK = r"\r\n\v\f\x1c-\x1e\x85\u2028\u2029"
 _POSE = re.compile(
@@ -98,12 +98,12 @@ class React(Format):
             except Malformed:
                 if name in self._tools:
                     raise
-                return {}  # that there is no such tool is what the agent has to know
+                return {}  # the agent has to learn that there is no such tool
         given = self._as_object(name, text)
         return {argument: text} if given is None else given
 
     def _as_object(self, name: str, text: str) -> dict[str, Any] | None:
-        """The input of a tool with one string argument where it is written as an object, not as the bare string."""
+        """Return the input of a tool with one string argument if it is written as an object; None for a bare string."""
         try:
             given = read_object(text, "The Action Input")
         except Malformed:

@@ -41,14 +41,14 @@ class SearchTags(Format):
             text += "\n- <answer>text</answer>: give the final answer, as short as possible, and finish."
         if self._tools:
             text += "\nResults come back inside <information></information>."
-        if [*self._tools] == ["search"]:  # what checkpoints were trained with
+        if [*self._tools] == ["search"]:  # checkpoints were trained with this sentence
             text += " Use one hop at a time."
         return text
 
     @total
     def parse(self, text: str) -> Turn:
         thoughts, blocks = read_blocks(text, self._tag)
-        blocks = [(tag, content) for tag, content in blocks if tag != "information"]  # no result of a tool
+        blocks = [(tag, content) for tag, content in blocks if tag != "information"]  # the agent's, no tool result
         if any(self._is_empty(tag, content) for tag, content in blocks):
             raise Malformed(f"A tag is empty. Write {self._usage()}.")
         answers = [content for tag, content in blocks if tag not in self._tools]
@@ -82,13 +82,13 @@ class SearchTags(Format):
         return _frame("\n".join(quote(result.text, self._others) for result in results))
 
     def render_error(self, error: str) -> str:
-        # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
+        # The usage is trusted, and is shown as it has to be written; the rest may quote the agent.
         text = self._usage().join(quote(part, self._others) for part in error.split(self._usage()))
         return _frame(f"Invalid turn: {text}")
 
 
 class Ragen(SearchTags):
-    """RAGEN's form (arXiv 2504.20073): ``<think>…</think><answer>Up || Right</answer>``, where to answer is to act.
+    """RAGEN's form (arXiv 2504.20073): ``<think>…</think><answer>Up || Right</answer>``, where the answer is the action.
 
     For tasks with one tool and no final answer, or with a final answer and no tool.
     """

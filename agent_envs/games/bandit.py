@@ -1,9 +1,9 @@
-"""Two arms whose names hint at how they pay: the prudent one always a little, the daring one seldom and much."""
+"""Two arms with names that hint at how they pay: the prudent one always a little, the daring one rarely but much."""
 
 import random
 from dataclasses import dataclass
 
-# Each family goes from prudent to daring. Any two words of one make a pair. The two splits share no word.
+# Each family goes from prudent to daring. Any two words of one family make a pair. The two splits share no word.
 FAMILIES = {
     "train": (
         ("Tortoise", "Ox", "Wolf", "Dragon"),
@@ -42,7 +42,7 @@ class Arms:
         return HIGH * CHANCE if name == self.risky else SAFE
 
     def pull(self, name: str, rng: random.Random) -> float:
-        """What the arm pays this time."""
+        """Draw the payoff of an arm."""
         if name != self.risky:
             return SAFE
         return HIGH if rng.random() < CHANCE else 0.0

@@ -1,4 +1,4 @@
-"""What the games on a board have in common: boards as text, several actions a turn, and a budget of them."""
+"""Shared parts of the board games: boards as text, several actions per turn, and a budget of actions."""
 
 import random
 import re
@@ -11,7 +11,7 @@ from agent_envs.types import ToolCall, Turn
 
 
 def canonical_form(rows: list[str]) -> str:
-    """The same text for a board and all its rotations and reflections."""
+    """A text that is the same for a board and all its rotations and reflections."""
     images = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
@@ -28,7 +28,7 @@ def board_rows(text: str, symbols: str) -> list[list[str]]:
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be done: actions that one turn may hold, in all of its calls, and those that the episode still has."""
+    """A budget of actions: ``per_turn`` for all calls of a turn together, and ``left`` for the rest of the episode."""
 
     per_turn: int
     left: int
@@ -38,22 +38,21 @@ class Budget:
         check_integers(actions_per_turn=self.per_turn, max_actions=self.left)
 
     def spend(self) -> None:
-        """Take an action."""
+        """Count one action as taken."""
         self.left, self.taken = self.left - 1, self.taken + 1
 
     def end_turn(self) -> bool:
-        """Let the next turn hold as many; whether none is left."""
+        """Begin the count of the next turn, and return whether no action is left."""
         self.taken = 0
         return self.left == 0
 
     def check(self, count: int) -> None:
-        """Raise ValueError, in words for the agent, if a turn may not hold ``count`` actions."""
+        """Raise a ValueError, with a message for the agent, if the turn may not hold ``count`` more actions."""
         if count < 1:
             raise ValueError("give at least one action")
         if self.taken + count > self.per_turn:
-            which = "those of this call" if self.taken else "them"
-            wanted = f"{self.per_turn} actions at most, not {self.taken + count}"
-            raise ValueError(f"a turn may hold {wanted}; none of {which} was done")
+            done = "this call did nothing" if self.taken else "none of them was done"
+            raise ValueError(f"a turn may hold {self.per_turn} actions at most, not {self.taken + count}; {done}")
         if count > self.left:
             raise ValueError(f"{count} actions are more than the {self.left} that are left; none of them was done")
 
@@ -74,7 +73,7 @@ def move_turn(actions: list[str]) -> Turn:
 
 
 def wander(env: Any, rng: random.Random) -> Generator[Turn, str, None]:
-    """Script: any of the actions that ``move`` takes, any number of them."""
+    """Script: in every turn, a random number of random actions that ``move`` takes."""
     actions = env.tools["move"].parameters["properties"]["actions"]["items"]["enum"]
     text = env.first_observation
     while True:

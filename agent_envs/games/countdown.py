@@ -22,8 +22,8 @@ class CountdownPuzzle:
 
 
 def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: str) -> CountdownPuzzle:
-    """A puzzle with ``counts[0]`` to ``counts[1]`` numbers from 1 to ``largest`` and a target in ``TARGETS``, from joining
-    numbers two by two. A digest of the numbers, in ascending order, and the target decides on the split."""
+    """A puzzle with ``counts[0]`` to ``counts[1]`` numbers from 1 to ``largest`` and a target in ``TARGETS``, made by
+    joining numbers two by two. A digest of the numbers, in ascending order, and the target decides on the split."""
     for _ in range(TRIES):
         numbers = tuple(rng.randint(1, largest) for _ in range(rng.randint(*counts)))
         target, solution = _build(rng, numbers)
@@ -33,7 +33,7 @@ def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: s
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an expression of whole numbers, + - * /, a minus in front, and brackets; and its numbers in order.
+    """The exact value of an expression of integers, + - * /, unary minus and brackets; and its integers in order.
     Raises ValueError: for any other string."""
     if not re.fullmatch(r"[0-9+\-*/()\s]*", text) or re.search(r"//|\*\*|(?:^|[(+\-*/])\s*\+", text):
         raise ValueError("an expression may hold whole numbers, + - * / and brackets only")

@@ -1,4 +1,4 @@
-"""Frozen lakes over Gymnasium's own FrozenLakeEnv: maps from a seed, drawing, and the best play in turns."""
+"""Frozen lakes on Gymnasium's FrozenLakeEnv: maps from a seed, drawing, and the best plan for a turn."""
 
 import random
 
@@ -32,7 +32,7 @@ def generate(rng: random.Random, size: int, frozen: float, longest: int, split: 
 
 
 def render(rows: list[str], position: tuple[int, int]) -> str:
-    """The lake in RAGEN's symbols, a space between cells."""
+    """The lake in RAGEN's symbols, with a space between cells."""
     cells = [[SYMBOLS[cell] for cell in row] for row in rows]
     r, c = position
     cells[r][c] = {"O": "X", "G": "√"}.get(cells[r][c], "P")
@@ -40,7 +40,7 @@ def render(rows: list[str], position: tuple[int, int]) -> str:
 
 
 def read(text: str) -> tuple[list[str], tuple[int, int]]:
-    """The inverse of `render`, lines that are no part of a lake passed over: rows of F, H and G, and the position."""
+    """The inverse of `render`: rows of F, H and G, and the position. Lines that are not part of a lake are ignored."""
     back = {"_": "F", "P": "F", "O": "H", "X": "H", "G": "G", "√": "G"}
     rows = board_rows(text, "".join(back))
     found = [(r, c) for r, row in enumerate(rows) for c, cell in enumerate(row) if cell in "PX√"]
@@ -50,7 +50,7 @@ def read(text: str) -> tuple[list[str], tuple[int, int]]:
 
 
 def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:
-    """The fewest actions from ``start`` to the goal on ice that does not slip; None where there is no way."""
+    """The fewest actions from ``start`` to the goal on ice that does not slip; None if there is no path."""
     paths: dict[tuple[int, int], list[str]] = {start: []}
     for (r, c), path in (queue := [(start, paths[start])]):
         if rows[r][c] == "G":
@@ -66,7 +66,7 @@ def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:
 
 def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: int) -> tuple[list[str], float]:
     """The best actions for this turn, and the probability of reaching the goal with them.
-    Value iteration over turns. A turn is a sequence of up to ``longest`` actions, chosen before the ice is seen to slip;
+    Value iteration over turns. A turn is a sequence of up to ``longest`` actions, chosen before any slip is seen.
     ``values[n]`` (``[states]``) is the best chance of reaching the goal in the turns to come with n actions left."""
     outcomes = _outcomes(lake, min(longest, left, LONGEST_PLAN))
     goal = (np.asarray(lake.desc).ravel() == b"G").astype(float)
@@ -80,7 +80,7 @@ def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: i
     for k, after in enumerate(outcomes, 1):
         chances = after[:, state] @ values[left - k]
         plan = int(chances.argmax())
-        if chances[plan] > best[1] + 1e-12:  # of equally good plans, the shortest: more may be seen in between
+        if chances[plan] > best[1] + 1e-12:  # of equally good plans the shortest: the agent sees the lake between turns
             best = [ACTIONS[plan // 4 ** (k - 1 - i) % 4] for i in range(k)], float(chances[plan])
     return best
 

@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Replay:
-    """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
+    """A game that may not be picklable, like most that run native code, together with the actions taken in it.
 
-    A copy makes a game of its own and repeats the actions when `game` is first read. ``make`` has to survive pickling itself, as
-    a class does. A game has ``reset(instance)`` and ``step(action)``; equal actions lead to equal places.
+    A copy makes a new game and repeats the actions when `game` is first read. ``make`` must be picklable itself, as a class
+    is. A game has ``reset(instance)`` and ``step(action)``; the same actions must lead to the same state.
     """
 
     def __init__(self, make: Callable[[], Any]):
@@ -20,7 +20,7 @@ class Replay:
 
     @property
     def game(self) -> Any:
-        """The game, made anew and brought to the same place in a copy."""
+        """The game; a copy makes it anew and brings it to the same state."""
         if self._game is None:
             self._game = self.make()
             if self.instance is not None:
@@ -36,7 +36,7 @@ class Replay:
         self.instance = instance
 
     def step(self, action: str) -> None:
-        """Do an action and remember it. What raises is not remembered."""
+        """Take an action and record it. An action that raises is not recorded."""
         self.game.step(action)
         self.actions.append(action)
 
@@ -45,12 +45,12 @@ class Replay:
 
 
 def normalize_command(text: str) -> str:
-    """``text`` as commands are compared: without capitals and needless white space."""
+    """Normalize ``text`` to compare commands: case-folded, with single spaces."""
     return " ".join(text.split()).casefold()
 
 
 def menu(name: str, entries: Iterable[str]) -> str:
-    """What the agent may choose from, as the last line of an observation; entries hold no square brackets."""
+    """The choices of the agent, as the last line of an observation. Entries must not hold square brackets."""
     return f"{name}: " + (" ".join(f"[{' '.join(entry.split())}]" for entry in entries) or "none")
 
 

@@ -18,9 +18,9 @@ State = tuple[Cell, frozenset[Cell]]  # player, boxes
 
 SYMBOLS = "#_OX√PS"
 DIRECTIONS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-MAX_STATES = 200_000  # that a search looks at; seconds
+MAX_STATES = 200_000  # positions that a search visits at most: seconds
 TRIES = 2_000  # rooms before giving up
-ROOM, ALL_ROOMS = 30_000, 1_000_000  # positions that are looked at in one room, and in all of them: seconds
+ROOM, ALL_ROOMS = 30_000, 1_000_000  # positions visited in one room, and in all rooms: seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def render(level: Level) -> str:
 
 
 def rows(level: Level) -> list[str]:
-    """The board, a string of symbols a row."""
+    """The board, as one string of symbols per row."""
 
     def symbol(cell: Cell) -> str:
         if cell not in level.floor:
@@ -72,7 +72,7 @@ def rows(level: Level) -> list[str]:
 
 
 def read(text: str) -> Level:
-    """The inverse of `render`; lines that are no part of a board are passed over."""
+    """The inverse of `render`; lines that are not part of a board are ignored."""
     lines = board_rows(text, SYMBOLS)
     cells = {(r, c): symbol for r, line in enumerate(lines) for c, symbol in enumerate(line)}
     players = [cell for cell, symbol in cells.items() if symbol in "PS"]
@@ -144,7 +144,7 @@ def _move(floor: frozenset[Cell], state: State, step: Cell) -> State | None:
 
 
 def _walk(level: Level, to: Cell) -> list[str] | None:
-    """The shortest way of the player to a cell without pushing anything."""
+    """The shortest path of the player to a cell without a push; None if there is none."""
     paths: dict[Cell, list[str]] = {level.player: []}
     for r, c in (queue := [level.player]):
         for action, (dr, dc) in DIRECTIONS.items():
@@ -156,7 +156,7 @@ def _walk(level: Level, to: Cell) -> list[str] | None:
 
 
 def _pushes(floor: frozenset[Cell], targets: frozenset[Cell]) -> dict[Cell, int]:
-    """The fewest pushes that bring a box from a cell to some target, with no other box and the player in place."""
+    """The fewest pushes from each cell to a target, without other boxes and with the player always in place."""
     pushes = dict.fromkeys(sorted(targets), 0)
     for r, c in (queue := list(pushes)):
         for dr, dc in DIRECTIONS.values():
@@ -171,8 +171,8 @@ def _pushes(floor: frozenset[Cell], targets: frozenset[Cell]) -> dict[Cell, int]
 
 
 def generate(rng: random.Random, size: int, boxes: int, moves: tuple[int, int], split: str) -> tuple[Level, int]:
-    """A level of ``split`` and the length of its shortest solution, drawn evenly from those within ``moves`` that the room
-    offers. A digest of the board up to rotation and reflection decides on the split."""
+    """A level of ``split`` and the length of its shortest solution, drawn evenly from the lengths within ``moves`` that the
+    room offers. A digest of the board up to rotation and reflection decides on the split."""
     searched = 0
     for _ in range(TRIES):
         if searched >= ALL_ROOMS:

@@ -19,9 +19,9 @@ class TextWorldGame:
     Attributes:
         text: what the last command led to, or the start of the game.
         commands: what can be done now, in alphabetical order.
-        won, lost: whether the game ended so.
-        score: points over the most that there are; 1 for a win where the game counts none.
-        walkthrough: commands that win from the start, or None where the game does not know any.
+        won, lost: whether the game ended with a win or a loss.
+        score: points divided by the maximum; without points, 1 for a win and 0 otherwise.
+        walkthrough: commands that win from the start, or None if the game has none.
     """
 
     def __init__(self):
@@ -39,8 +39,8 @@ class TextWorldGame:
         self._update(state)
 
     def step(self, command: str) -> None:
-        """Give one of the ``commands``. Others would reach the interpreter, which knows ``undo``, ``save`` and more.
-        Raises ValueError: it is none of them."""
+        """Give one of the ``commands``; the interpreter would also accept others, such as ``undo`` and ``save``.
+        Raises ValueError: for any other command."""
         if command not in self.commands:
             raise ValueError(f"{command!r} is not among the commands {self.commands}")
         self._update(self._env.step(command)[0])
@@ -54,9 +54,9 @@ class TextWorldGame:
     def _load(self, path: str) -> None:
         import textworld  # optional
 
-        before, self._path = self._path, None  # stays so if this fails
+        before, self._path = self._path, None  # it stays None if loading fails
         is_pddl = path.endswith(".tw-pddl")
-        # The planner under .tw-pddl stays in memory for good, so it is used again; the interpreter of .z8 leaks if it is.
+        # The planner of .tw-pddl is never freed, so it is reused; the interpreter of .z8 leaks memory if it is reused.
         if is_pddl and str(before).endswith(".tw-pddl"):
             self._env.load(path)
         else:
@@ -74,7 +74,7 @@ class TextWorldGame:
 
 @contextmanager
 def _keep_argv_and_warnings() -> Iterator[None]:
-    """Starting a game overwrites the arguments of the program and warns of what TextWorld makes up for."""
+    """Keep ``sys.argv``, which starting a game overwrites, and hide warnings of faults that TextWorld corrects."""
     arguments = sys.argv
     try:
         with warnings.catch_warnings():
@@ -92,8 +92,8 @@ def _clean_text(text: str) -> str:
 
 
 def find_games(places: str | Sequence[str], split: str) -> tuple[str, ...]:
-    """The game files in folders, or given one by one, that belong to ``split`` by a digest of the game, or to "all".
-    Raises FileNotFoundError where a place, its games, or the ``.json`` of a ``.z8`` is missing."""
+    """The game files of ``split`` in folders, or given one by one. A digest of the game decides on the split; "all" has all.
+    Raises FileNotFoundError if a place, its games, or the ``.json`` of a ``.z8`` is missing; ValueError if none is left."""
     files: list[Path] = []
     for place in map(Path, [places] if isinstance(places, str) else places):
         if not place.exists():
@@ -118,6 +118,6 @@ def _split(path: Path) -> str:
 
 
 def short_name(path: str) -> str:
-    """A game's name: of its file, or of the task and the trial in ALFWorld's folders."""
+    """A game's short name: that of its file, or of the folders of task and trial in ALFWorld."""
     parts = Path(path).parts
     return "/".join(parts[-3:-1]) if path.endswith(".tw-pddl") else Path(path).stem

@@ -1,4 +1,4 @@
-"""WebShop's own environment (Yao et al., arXiv 2207.01206), made to play the same way every time."""
+"""WebShop's own environment (Yao et al., arXiv 2207.01206), made reproducible."""
 
 import contextlib
 import random
@@ -8,14 +8,14 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-_GOAL_SEED = 233  # WebShop shuffles its goals with this seed; the prices that they name it draws before that, with none
+_GOAL_SEED = 233  # WebShop shuffles its goals with this seed, but draws the prices in them earlier, without a seed
 _sessions = count()
 
 
 class WebShopGame:
-    """One customer of a shop whose products and search engine all customers of this process share.
-    It has the text of its ``page``, whether that ``has_search_bar``, the ``elements`` that can be clicked, whether the
-    purchase is ``bought`` and its ``score`` in [0, 1]; ``count`` is the number of goals."""
+    """One customer of a shop. All customers of this process share the products and the search engine.
+    It has the text of its ``page``, whether that ``has_search_bar``, and the ``elements`` that can be clicked. A purchase is
+    ``bought``, with a ``score`` in [0, 1]. ``count`` is the number of goals."""
 
     def __init__(self, num_products: int | None, human_goals: bool):
         server = _server(num_products, human_goals)
@@ -36,13 +36,13 @@ class WebShopGame:
 
     @property
     def goal(self) -> dict[str, Any]:
-        """What is wanted: ``asin`` and ``name`` of the product, ``goal_options`` and more."""
+        """The goal of the customer: ``asin`` and ``name`` of the product, ``goal_options`` and more."""
         return self._env.server.user_sessions[self._env.session]["goal"]
 
     def _update(self) -> None:
         offered = self._env.get_available_actions()
         self.has_search_bar = bool(offered["has_search_bar"]) and not self.bought
-        # Searching has a form of its own, and WebShop cannot read a click on something with brackets in it.
+        # Searching has its own action, and WebShop cannot read a click on an element with brackets in it.
         offered = [] if self.bought else offered["clickables"]
         self.elements = [one for one in offered if one.strip() and one != "search" and not set(one) & set("[]")]
 
@@ -56,7 +56,7 @@ def _server(num_products: int | None, human_goals: bool):
 
 
 def _make_env(**arguments: Any):
-    from web_agent_site.envs import WebAgentTextEnv  # WebShop's own, seldom installed
+    from web_agent_site.envs import WebAgentTextEnv  # WebShop's package, optional
 
     with _private_random_state(), contextlib.redirect_stdout(sys.stderr):
         return WebAgentTextEnv(observation_mode="text", **arguments)
@@ -64,7 +64,7 @@ def _make_env(**arguments: Any):
 
 @contextlib.contextmanager
 def _private_random_state() -> Iterator[None]:
-    """WebShop draws from, and seeds, the generator that belongs to the whole program."""
+    """Keep the state of the global random generator, which WebShop draws from and seeds."""
     before = random.getstate()
     random.seed(_GOAL_SEED)
     try:

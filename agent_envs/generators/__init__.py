@@ -1,1 +1,1 @@
-"""Task instances made from a seed: pure functions of a `random.Random`, which know nothing of environments."""
+"""Task instances made from a seed by pure functions of a `random.Random`, independent of any environment."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 MAX_LENGTH = 500  # characters of an expression
-_MAX_BITS = 512  # of a numerator or denominator: some 150 digits
+_MAX_BITS = 512  # of a numerator or denominator: about 150 digits
 _MAX_EXPONENT = 200
 _OPERATORS: dict[type, Callable] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
@@ -16,8 +16,8 @@ _NUMBER = re.compile(r"([-+−]?)\s*[$€£]?\s*(\d{1,3}(?:,\d{3})+|\d{1,60})?(\
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an expression of numbers, ``+ - * / // % **`` and parentheses.
-    Raises ValueError: it holds anything else, divides by zero, is too long or its value too large."""
+    """Compute the exact value of an expression of numbers, ``+ - * / // % **`` and parentheses.
+    Raises ValueError if the expression holds anything else, divides by zero, or is too long, or if a value is too large."""
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_LENGTH} are allowed.")
     source = " ".join(expression.split())
@@ -34,7 +34,7 @@ def evaluate(expression: str) -> Fraction:
 def _value(node: ast.expr, source: str) -> Fraction:
     match node:
         case ast.Constant():
-            # Read from the source: a float literal would already have lost digits.
+            # Read from the source: the parsed float may have lost digits.
             literal = source[node.col_offset : node.end_col_offset]
             if not _LITERAL.fullmatch(literal):
                 raise ValueError(f"{_quote(literal)} is not a plain number such as 12 or 0.75.")
@@ -53,7 +53,7 @@ def _value(node: ast.expr, source: str) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > _MAX_EXPONENT:
         raise ValueError(f"an exponent must be a whole number of at most {_MAX_EXPONENT}.")
-    # Checked before it is worked out: the result has about this many bits.
+    # Check before computing the power: the result has about this many bits.
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > 2 * _MAX_BITS:
         raise ValueError("the number is too large.")
     return _check_size(base ** int(exponent))
@@ -70,7 +70,7 @@ def _quote(text: str) -> str:
 
 
 def number_text(value: Fraction | int) -> str:
-    """A terminating decimal in full, ``"12.5"``; any other number rounded and as a fraction, ``"3.333333 (10/3)"``."""
+    """Write a terminating decimal in full, ``"12.5"``; any other number rounded and as a fraction, ``"3.333333 (10/3)"``."""
     value = Fraction(value)
     digits = decimals(value)
     if digits is None:
@@ -82,7 +82,7 @@ def number_text(value: Fraction | int) -> str:
 
 
 def decimals(value: Fraction) -> int | None:
-    """Digits after the decimal point; None where they never end."""
+    """Count the digits after the decimal point; None if they never end."""
     rest, count = value.denominator, 0
     for factor in (2, 5):
         power = 0
@@ -93,7 +93,7 @@ def decimals(value: Fraction) -> int | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text is, such as ``"$1,234.50"`` or ``"-7."``; None for any other text, such as ``"42%"``."""
+    """Parse a text that is one number, such as ``"$1,234.50"`` or ``"-7."``; None for any other text, such as ``"42%"``."""
     found = _NUMBER.fullmatch(text.strip())
     if not found:
         return None
@@ -106,11 +106,11 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def normalize_text(text: str) -> str:
-    """A text for comparison: without white space, quotes and full stops around it, in one case, with single spaces."""
+    """Normalize a text for comparison: strip white space, quotes and full stops, fold case, use single spaces."""
     return " ".join(text.strip(" .'\"\n\t").casefold().split())
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Whether an answer is the gold one: as a number, however it is written, where that is one; as text otherwise."""
+    """Whether an answer equals the gold one: as a number in any notation if the gold one is a number, else as text."""
     number = parse_number(gold)
     return normalize_text(answer) == normalize_text(gold) if number is None else parse_number(answer) == number

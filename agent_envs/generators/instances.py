@@ -1,10 +1,10 @@
-"""Which instance an episode is about: its split, its number, and the seed of what chance decides later.
+"""The instance of an episode: its split, its number, and the seed of its random outcomes.
 
-An instance belongs to one split by a digest of its text, so training and validation share none for any seeds.
+The digest of an instance's text decides its split, so training and validation share no instance, for any seeds.
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -15,7 +15,7 @@ INSTANCES = range(2**31)  # instance numbers
 
 
 class Redraw(Exception):
-    """The values drawn so far do not make an instance. It is drawn anew from the same random generator."""
+    """Raised if the values drawn so far make no instance; the caller draws again from the same random generator."""
 
 
 def digest(text: str) -> str:
@@ -24,12 +24,12 @@ def digest(text: str) -> str:
 
 
 def split_of(key: str) -> str:
-    """``"train"`` or ``"validation"``, by the parity of the digest of ``key``: about half of all instances each."""
+    """The split, ``"train"`` or ``"validation"``, by the parity of the digest of ``key``: about half of all instances each."""
     return SPLITS[int(digest(key), 16) % 2]
 
 
 def draw(make: Callable[[random.Random], Any], split: str, key: str) -> Any:
-    """The instance that ``key`` names: the first of its sequence whose ``text`` falls into ``split``."""
+    """Draw the instance that ``key`` names: the first of its random sequence whose ``text`` falls into ``split``."""
     rng = random.Random(key)
     while True:
         instance = make(rng)
@@ -38,20 +38,27 @@ def draw(make: Callable[[random.Random], Any], split: str, key: str) -> Any:
 
 
 def check_choice(name: str, value: Any, known: tuple[Any, ...] = SPLITS) -> None:
-    """Raise a ValueError where an argument is none of the few values that it may have."""
+    """Raise a ValueError if the value of the argument ``name`` is not among the ``known`` ones."""
     if value not in known:
         raise ValueError(f"{name} must be one of {known}, got {value!r}")
 
 
 def check_integers(least: int = 1, **values: Any) -> None:
-    """Raise a ValueError where an argument is no integer of at least ``least``."""
+    """Raise a ValueError if one of ``values`` is not an integer of at least ``least``."""
     for name, value in values.items():
         if type(value) is not int or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
+def check_pair(name: str, value: Any, least: int, most: int) -> None:
+    """Raise a ValueError if ``value`` is not two integers in order, from ``least`` to ``most``."""
+    are_two = isinstance(value, Sequence) and len(value) == 2 and set(map(type, value)) == {int}
+    if not are_two or not least <= value[0] <= value[1] <= most:
+        raise ValueError(f"{name} must be two integers in order, from {least} to {most}, got {value!r}")
+
+
 def check_kinds(kinds: Any, known: Collection[str]) -> None:
-    """Raise a ValueError where ``kinds`` are not some of those that are known."""
+    """Raise a ValueError if ``kinds`` is a string, is empty or has kinds that are not ``known``."""
     if isinstance(kinds, str) or not kinds or not set(kinds) <= set(known):
         raise ValueError(f"kinds must be some of {tuple(known)}, got {kinds!r}")
 
@@ -65,7 +72,7 @@ def check_options(options: Mapping[str, Any], *known: str) -> None:
 def choose_instance(
     np_random: np.random.Generator, options: Mapping[str, Any], numbers: range = INSTANCES, name: str = "instance"
 ) -> int:
-    """The reset option ``name``, or any of ``numbers``. Raises ValueError: another option, or another number."""
+    """The reset option ``name``, or a random one of ``numbers``. Raises ValueError for another option or number."""
     check_options(options, name)
     number = options.get(name)
     if number is None:
@@ -76,11 +83,11 @@ def choose_instance(
 
 
 def make_noise_rng(instance: int, options: Mapping[str, Any]) -> random.Random:
-    """The generator of an instance's random outcomes, such as the payoff of an arm: its seed and the reset option
-    ``noise_seed`` (0). Rollouts of one instance need different noise seeds, or chance decides for all of them at once.
+    """Make the generator of an instance's random outcomes, such as the payoff of an arm, from ``instance`` and the reset
+    option ``noise_seed`` (default 0). Give rollouts of one instance different noise seeds, or their random outcomes are equal.
 
     Raises:
-        ValueError: another option, or a value that is no integer.
+        ValueError: for another option, or a noise seed that is not an integer.
     """
     check_options(options, "noise_seed")
     noise_seed = options.get("noise_seed", 0)

@@ -1,5 +1,5 @@
-"""Questions that take a search, a query, a calculation, or a chain of these, over a MiniWiki world with statistics beside
-its articles: what is in the one is not in the other."""
+"""Questions that need a search, a query, a calculation, or a chain of these, over a MiniWiki world and tables of statistics.
+No fact is both in an article and in a table."""
 
 import random
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class MixedWorld:
 
 @lru_cache(maxsize=4)
 def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
-    """The world of a seed, made once a process; those of the two splits share no name."""
+    """Make the world of a seed, cached in the process; worlds of different splits share no name."""
     world = World(entities, seed, _SPLITS[split])
     rng = np.random.default_rng([seed, *split.encode()])
     towns, companies = world.names["town"], world.names["company"]
@@ -56,14 +56,14 @@ def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
 
 
 def _avoid_hundreds(values: np.ndarray) -> np.ndarray:
-    """Keep numbers of the tables out of articles, which hold years, days, lengths below 1,000 and inhabitants in hundreds."""
+    """Add 1 to multiples of 100, to avoid numbers of articles: years, days, lengths below 1,000, inhabitants in hundreds."""
     return values + (values % 100 == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedQuestion:
-    """``kind`` names the tools that it takes, ``calls`` use them. The tools must show ``titles`` of articles, ``cells`` of
-    query results and ``values`` of calculations."""
+    """A question. ``kind`` names the tools that it needs, ``calls`` answer it. The tools must return the ``titles`` of
+    articles, ``cells`` of query results and ``values`` of calculations."""
 
     text: str
     answer: str
@@ -75,7 +75,7 @@ class MixedQuestion:
 
 
 class Asker:
-    """Draws facts of a world, and records the calls that look them up. Raises `Redraw` where they allow no question."""
+    """Draws facts of a world and records the calls that look them up. Raises `Redraw` if the facts allow no question."""
 
     def __init__(self, mixed: MixedWorld, rng: random.Random, kind: str):
         self.mixed, self.world, self.rng, self.kind = mixed, mixed.world, rng, kind
@@ -86,7 +86,7 @@ class Asker:
         self.year = rng.choice(YEARS)
 
     def hop(self, relations: tuple) -> tuple[str, int]:
-        """A phrase such as "the birthplace of Ada Berg" and the number of what it means, or a year, looked up."""
+        """Look up a random fact: a phrase such as "the birthplace of Ada Berg", and its value, an entity number or a year."""
         relation = self.rng.choice(relations)
         subject = self.rng.randrange(len(self.world.names[relation.subject]))
         value = self.world.value(relation, subject)
@@ -97,12 +97,12 @@ class Asker:
         return f"the {relation.noun} of {name}", value
 
     def population(self, town: int) -> int:
-        """The number of inhabitants of a town, looked up in its article."""
+        """Look up the number of inhabitants of a town in its article."""
         self.look_up(self.world.names["town"][town])
         return self.world.value(RELATION["town", "population"], town)
 
     def look_up(self, title: str) -> None:
-        """Search for the article of this title, which was not looked up before."""
+        """Search for the article with this title. Raises `Redraw` if the question has looked it up already."""
         if title in self.titles:
             raise Redraw
         self.titles.append(title)
@@ -116,13 +116,13 @@ class Asker:
         return row[0]
 
     def compute(self, expression: str) -> Fraction:
-        """The exact value of an expression, worked out with the calculator."""
+        """Compute the exact value of an expression with the calculator."""
         self.calls.append(ToolCall("calculate", {"expression": expression}))
         self.values.append(evaluate(expression))
         return self.values[-1]
 
     def question(self, text: str, answer: Fraction | int | str) -> MixedQuestion:
-        """The finished question, with the calls so far and what they have to bring up."""
+        """The finished question, with the calls so far and what they must return."""
         gold = answer if isinstance(answer, str) else number_text(answer)
         needs = frozenset(self.titles), frozenset(self.cells), frozenset(self.values)
         return MixedQuestion(text, gold, self.kind, tuple(self.calls), *needs)
@@ -143,7 +143,7 @@ def make_question(mixed: MixedWorld, rng: random.Random, kinds: tuple[str, ...])
 
 
 def word_problem(a: Asker) -> MixedQuestion:
-    """An easy word problem, which takes only the calculator."""
+    """An easy word problem, which needs only the calculator."""
     problem = make_problem(a.rng, "easy")
     for step in problem.steps:
         a.compute(step)
@@ -221,7 +221,7 @@ def profit_of(a: Asker) -> MixedQuestion:
 
 
 def margin(a: Asker) -> MixedQuestion:
-    """The costs of a company in a year: its revenue less its profit."""
+    """The costs of a company in a year: its revenue minus its profit."""
     company = a.rng.choice(a.world.names["company"])
     where = f"FROM accounts WHERE company = '{company}' AND year = {a.year}"
     revenue, profit = a.query(f"SELECT revenue {where}"), a.query(f"SELECT profit {where}")

@@ -1,4 +1,4 @@
-"""Questions that take a program to answer, each with a program that prints the answer."""
+"""Questions that need a program to answer, each with a program that prints the answer."""
 
 import random
 from collections import Counter
@@ -32,7 +32,7 @@ def make_puzzle(rng: random.Random, kinds: tuple[str, ...]) -> Puzzle:
 
 
 def _solve(text: str, program: str) -> Puzzle:
-    """The puzzle, solved by its program, which is code of this module around numbers and words that were drawn."""
+    """Make the puzzle and run its program, which is code of this module with random numbers and words inserted."""
     printed: list[object] = []
     exec(program, {"print": printed.append})
     return Puzzle(text, program, str(printed[0]))
@@ -80,7 +80,7 @@ print(b)"""
 
 
 def chains(rng: random.Random) -> Puzzle:
-    """The start in a range that has the longest Collatz sequence."""
+    """The number in a range that starts the longest Collatz sequence."""
     low, width = rng.randrange(2, 3000), rng.randrange(50, 900)
     text = (
         "Halve a number if it is even; otherwise multiply it by 3 and add 1. Repeat until it is 1. Which start from "
@@ -147,7 +147,7 @@ def days_after(rng: random.Random) -> Puzzle:
 
 
 def change(rng: random.Random) -> Puzzle:
-    """In how many ways coins can make an amount."""
+    """The number of ways in which coins can make an amount."""
     coins, amount = sorted(rng.sample((1, 2, 3, 5, 7, 10, 12, 20, 25, 50), rng.randint(3, 5))), rng.randrange(40, 400)
     text = (
         f"There are coins of {', '.join(map(str, coins[:-1]))} and {coins[-1]}, as many as you like of each. In how many ways "
@@ -166,7 +166,7 @@ print(ways({amount}, len(coins)))"""
     return _solve(text, program)
 
 
-# -- data that stand in the question -----------------------------------------------------------------------------------
+# -- data given in the question ----------------------------------------------------------------------------------------
 
 
 def windows(rng: random.Random) -> Puzzle:
@@ -296,7 +296,7 @@ print(far['{end}'])"""
 
 
 def circle(rng: random.Random) -> Puzzle:
-    """The Josephus problem: who leaves the circle last, or shortly before."""
+    """The Josephus problem: who leaves the circle last, second to last or third to last."""
     people, step, place = rng.randrange(20, 900), rng.randrange(2, 20), rng.choice((0, 0, 1, 2))
     which = ("last", "second to last", "third to last")[place]
     text = (
@@ -336,7 +336,7 @@ print(cells.count('1'))"""
 
 
 def robot(rng: random.Random) -> Puzzle:
-    """How many fields a robot visits that repeats a sequence of moves."""
+    """How many fields a robot visits when it repeats a sequence of moves."""
     moves = "".join(rng.choices("FLR", (3, 1, 1), k=rng.randrange(12, 40)))
     times = rng.randrange(2, 30)
     text = (

@@ -1,7 +1,7 @@
 """Word problems of several steps, each with the calculation that solves it.
 
-A story tells exactly ``tale.length`` steps, 2 to 6, and the question last. Numbers are drawn until every intermediate value
-is positive and has at most two decimals, or is whole, where the story counts things.
+A story has exactly ``tale.length`` steps, 2 to 6, and ends with the question. Numbers are drawn until every intermediate
+value is positive and has at most two decimals, or is an integer if the story counts things.
 """
 
 import itertools
@@ -189,7 +189,7 @@ def stock(t: Tale) -> None:
 
 
 def comparison(t: Tale) -> None:
-    """Several people, each with more, fewer or as many times the things of the one before."""
+    """Things of several people, each with more, fewer, a multiple or a fraction of those of the person before."""
     goods = t.pick(("stamps", "marbles", "shells", "cards", "coins", "stickers", "medals"))
     people = [t.name, t.other, t.third, *t.rng.sample(("Ola", "Pia", "Ralf", "Sven", "Tess"), 3)][: t.length]
     counts = [str(t.amount(8, 90))]
@@ -236,7 +236,7 @@ def recipe(t: Tale) -> None:
 
 
 def factory(t: Tale) -> None:
-    """The output of a machine without the faulty pieces, in boxes."""
+    """The output of machines without the faulty pieces, in boxes."""
     goods = t.pick(("screws", "bulbs", "buttons", "bottles", "springs", "tiles"))
     rate, hours = t.amount(4, 60), t.amount(2, 12)
     t.say(f"A machine makes {rate} {goods} a minute and runs for {hours} hours.")
@@ -378,7 +378,7 @@ STORIES: dict[str, Callable[[Tale], None]] = {
 
 
 def make_problem(rng: random.Random, difficulty: str = "normal") -> Problem:
-    """A random word problem, of `STEPS` steps and with `DISTRACTORS` sentences beside the point."""
+    """Make a random word problem; `STEPS` and `DISTRACTORS` are the ranges of its steps and irrelevant sentences."""
     length = rng.randint(*STEPS[difficulty])
     kind = rng.choice(tuple(STORIES))
     while True:

@@ -1,4 +1,4 @@
-"""A word problem in the making: its sentences, and the calculation that solves it."""
+"""Construction of a word problem: its sentences, and the calculation that solves it."""
 
 import random
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _BESIDE_THE_POINT = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``steps``: the calculation, one expression a step; the value of the last is the ``answer``."""
+    """A word problem. ``steps`` is its calculation, an expression for each step; the last one has the value ``answer``."""
 
     text: str
     answer: Fraction
@@ -36,11 +36,11 @@ class Problem:
 
 
 class Told(Exception):
-    """The story has come to its question."""
+    """Raised when the story has asked its question."""
 
 
 class Tale:
-    """A word problem of ``length`` steps that is being built: sentences, and their calculation."""
+    """A word problem of ``length`` steps under construction: its sentences and its calculation."""
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
@@ -59,7 +59,7 @@ class Tale:
 
     def step(self, expression: str, *, whole: bool = False) -> str:
         """Append a step to the calculation; returns its value as text.
-        Raises Redraw: the value is not positive, has more than two decimals (none, where ``whole``) or is too large."""
+        Raises Redraw if the value is not positive, too large, or has more than two decimals (any, with ``whole``)."""
         value = evaluate(expression)
         places = decimals(value)
         if value <= 0 or places is None or places > (0 if whole else 2) or value >= 10**7:
@@ -68,13 +68,13 @@ class Tale:
         return number_text(value)
 
     def take_off(self, value: str, low: int, high: int, step: int, *wordings: str, whole: bool = False) -> str:
-        """Tell that some percent of a value go; the wordings have the place ``{percent}``."""
+        """Take a random percentage off a value; the wordings tell it and contain ``{percent}``."""
         percent = self.amount(low, high, step)
         self.say(*(wording.format(percent=percent) for wording in wordings))
         return self.step(f"{value} * (100 - {percent}) / 100", whole=whole)
 
     def end(self, *wordings: str) -> None:
-        """Ask the question if no step is left to be told. Raises Told: it was asked."""
+        """Ask the question and raise Told if no step is left."""
         if not self.left:
             self.say(*wordings)
             raise Told
@@ -84,16 +84,16 @@ class Tale:
         return self.rng.choice(options)
 
     def amount(self, low: int, high: int, step: int = 1) -> int:
-        """An integer in low..high."""
+        """A random integer in low..high."""
         return self.rng.randrange(low, high + 1, step)
 
     def price(self, low: int, high: int) -> str:
-        """Dollars and cents, in steps of five cents, as text for an expression: ``"3.5"``."""
+        """A random price in dollars, a multiple of five cents, as text for an expression: ``"3.5"``."""
         step = self.rng.choice((5, 25, 50, 100))
         return number_text(Fraction(self.rng.randrange(low * 100, high * 100 + 1, step), 100))
 
     def distract(self, count: int) -> None:
-        """Put sentences that are beside the point anywhere before the question, but not first."""
+        """Insert ``count`` irrelevant sentences at random places before the question, but not first."""
         for wording in self.rng.sample(_BESIDE_THE_POINT, count):
             tiny, tiny2 = self.rng.sample(range(2, 12), 2)
             small, big = self.amount(12, 60), self.amount(13, 299)
@@ -102,6 +102,6 @@ class Tale:
 
 
 def dollars(text: str) -> str:
-    """``"3.5"`` as ``"$3.50"``."""
+    """Write an amount such as ``"3.5"`` as ``"$3.50"``."""
     whole, _, cents = text.partition(".")
     return f"${int(whole):,}" + (f".{cents:0<2}" if cents else "")

@@ -1,11 +1,11 @@
 """One conversation with an environment, in the terms of chat models: messages, text, tools as JSON schemas.
 
-- The model sees `Episode.start` and `Reply.text` only: no rewards, metrics or golds.
-- Equal seeds and turns give what ``gymnasium.make`` gives. ``start(seed)`` is the same question in any process; ``attempt``
-  varies chance after the start, as on slippery ice.
+- The model sees only `Episode.start` and `Reply.text`: no rewards, metrics or gold answers.
+- With the same seed and turns, an `Episode` behaves as the environment of ``gymnasium.make``. ``start(seed)`` asks the same
+  question in any process; ``attempt`` varies the randomness after the start, as on slippery ice.
 - No turn raises: a malformed turn gets a reply with the reason.
-- `Episode.step` takes text in the format of the environment. With ``native=True`` `Episode.call` takes function calls, listed by
-  `Episode.tools`; `Reply.results` return as tool messages, and the final answer is the function ``answer``.
+- `Episode.step` takes text in the format of the environment. With ``native=True``, `Episode.call` takes calls of the functions
+  in `Episode.tools`, and `Reply.results` go back as tool messages. The final answer is a call of the function ``answer``.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class Reply:
         terminated, truncated: the episode is over.
         metrics: numbers for logs: the task's, ``reward/<term>``, ``turns``, ``calls``, ``tool_faults``, and ``score``, the task's
             own measure, at the end of the episode.
-        results: bare, without the tags of a format: a text for each call of the turn, in order, or one text with the error of the
-            turn; empty after a final answer.
-        context: the messages that replace all after the system prompt; None if the conversation only grows.
+        results: the observation without the tags of a format: one text for each call of the turn, in order, or a single text with
+            the turn's error; empty after a final answer.
+        context: messages that replace everything after the system prompt; None if the conversation only grows.
     """
 
     text: str
@@ -62,17 +62,18 @@ class Reply:
 class Episode:
     """One conversation at a time with an environment.
 
-    ``id`` and ``env_kwargs`` are those of `agent_envs.integrations.hosting.make`; ``native``: the agent acts by function calls.
+    ``id`` and ``env_kwargs`` are passed to `agent_envs.integrations.hosting.make`. With ``native`` the agent acts by function
+    calls.
 
     Attributes:
         env: the environment, for what is not in a `Reply`, such as ``env.question``.
         rewards: rewards of the turns so far.
-        metrics: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
+        metrics: the latest value of each of `Reply.metrics`; for ``reward/<term>`` and ``tool_faults``, the sum over the episode.
         done: no episode is running.
-        info: info of the reset; never for the agent.
+        info: info of the reset; not for the agent.
 
     Raises:
-        ValueError: with ``native``, for a format, or a task that draws other tools for each episode.
+        ValueError: for ``instructions_in_observation``; with ``native`` for a format or a mixture, whose tools differ by episode.
     """
 
     def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
@@ -91,12 +92,12 @@ class Episode:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """Schemas of the tools for chat APIs; with ``native``, ``answer`` as well."""
+        """Schemas of the tools for chat APIs; with ``native``, also of ``answer``."""
         return self.env.format.schemas() or [function_schema(tool) for tool in self.env.tools.values()]
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end a turn, for a sampler; it keeps them in the turn."""
+        """Strings at which a sampler must end a turn; they stay in the turn."""
         return self.env.stop
 
     @property
@@ -107,10 +108,10 @@ class Episode:
     def start(
         self, seed: int | None = None, *, attempt: int | None = None, options: Mapping[str, Any] | None = None
     ) -> list[Message]:
-        """Begin: the system and the user message.
+        """Begin an episode; return the system message and the user message.
 
-        ``seed`` is that of the question; ``attempt`` decides chance after the start; ``options`` are those of ``reset``, such as
-        ``{"question": 7}``.
+        ``seed`` selects the question. ``attempt`` seeds the randomness after the start, in tasks that have any. ``options`` are
+        those of ``reset``, such as ``{"question": 7}``.
         """
         if attempt is not None and not isinstance(attempt, int | np.integer):
             raise ValueError(f"attempt must be an integer, got {attempt!r}")
@@ -122,22 +123,22 @@ class Episode:
         return [{"role": "system", "content": info["instructions"]}, {"role": "user", "content": observation}]
 
     def step(self, text: str, *, cut: bool = False) -> Reply:
-        """Take a turn that the agent wrote; ``cut`` as in `ToolEnv.step`. Raises gymnasium.error.ResetNeeded: no episode is
-        running."""
+        """Take a turn that the agent wrote; ``cut`` is that of `ToolEnv.step`. Raises gymnasium.error.ResetNeeded if no episode
+        is running."""
         return self._reply(self.env.step(text, cut=True) if cut else self.env.step(text))
 
     def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
-        """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid."""
+        """Take a turn of function calls, (name, arguments) each, which run together. A turn without calls is malformed."""
         if not self.native:
             raise ValueError("call() is for an Episode made with native=True; step() takes text")
         functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
         return self.step(_write_calls([{"function": function} for function in functions]))
 
     def end_turn(self, text: str, *, cut: bool = False) -> tuple[str, bool]:
-        """A turn in text from a chat API as a sampler with `stop` ends it, and whether it is cut.
+        """End a text turn from a chat API as a sampler with `stop` would; return it, and whether it is cut.
 
-        It ends with the first string of `stop` outside of thoughts, even if the API wrote on; and with one that the API left out.
-        ``cut``: the API reached its length limit.
+        The turn ends with the first string of `stop` outside of thoughts, even if the API continued. A stop string that the API
+        left out is appended. ``cut``: the API reached its length limit.
         """
         if (end := find_end(text, self.stop)) is not None:
             return text[:end], False
@@ -155,7 +156,7 @@ class Episode:
         self.done = terminated or truncated
         metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float | np.number)}
         metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
-        metrics.pop("score", None)  # of a task whose own measure has that name, in every turn
+        metrics.pop("score", None)  # some tasks report a measure of this name in every turn
         if self.done:
             metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
         summed = [name for name in metrics if name == "tool_faults" or name.startswith("reward/")]
@@ -168,12 +169,12 @@ class Episode:
 
 
 def make_in_split(id: str, split: str, /, **env_kwargs: Any) -> Episode:
-    """Make the `Episode` for a question of a dataset, in its own split ("" without one)."""
+    """Make the `Episode` for a question of a dataset, in the question's own split ("" if none was named)."""
     return Episode(id, **env_kwargs | ({"split": split} if split else {}))
 
 
 def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
-    """Draw ``n`` questions for a dataset, each as its seed, its split ("" without one) and its messages."""
+    """Draw ``n`` questions for a dataset, each as its seed, its split ("" if none was named) and its messages."""
     if n < 1:
         raise ValueError(f"a dataset needs at least 1 question, got {n}")
     episode, split = Episode(id, **options), options.get("split", "")
@@ -197,8 +198,8 @@ def raise_on_tool_failure(reply: Reply, library: str) -> None:
 
 
 async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episode) -> T:
-    """Run an episode again, after pauses of 1, 2, 4 … 60 s, until no tool breaks in it; return what ``run`` returned.
-    Raises RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``."""
+    """Run an episode, and again after pauses of 1, 2, 4 … 60 s, until no tool fails in it; return the last result of ``run``.
+    Raises RuntimeError if a tool fails in every run for ``OUTAGE_MINUTES``."""
     pause, end = 1.0, math.inf
     while True:
         result = await run()
@@ -206,7 +207,7 @@ async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episod
             return result
         end = min(end, time.monotonic() + OUTAGE_MINUTES * 60)
         if time.monotonic() >= end:
-            raise RuntimeError(f"a tool broke in an episode, however often it was run, for {OUTAGE_MINUTES:g} minutes")
+            raise RuntimeError(f"a tool broke in every run of an episode for {OUTAGE_MINUTES:g} minutes")
         print(f"Warning: a tool broke in an episode: it is run again in {pause:.3g} s", file=sys.stderr, flush=True)
         await asyncio.sleep(pause)
         pause = min(2 * pause, 60.0)
@@ -222,7 +223,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
     """
     said = message.get("content") or ""
     if cut and not said and (thought := message.get("reasoning_content")):
-        said = f"<think>\n{thought}"  # it was cut before it ended
+        said = f"<think>\n{thought}"  # the cut is inside the thought
     if not episode.native:
         reply = episode.step(said, cut=cut)
         return reply, [{"role": "user", "content": reply.text}]
@@ -231,7 +232,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
     reply = episode.step(said if cut and not requested else made, cut=cut)
     if not requested:
         return reply, [{"role": "user", "content": text} for text in reply.results]
-    # A turn that was refused as a whole has one result, which is that of each call.
+    # A turn that was refused as a whole has one result, which every call gets.
     results = reply.results if len(reply.results) == len(requested) else reply.results[:1] * len(requested)
     pairs = zip(requested, results, strict=False)  # a final answer has none
     return reply, [
@@ -241,9 +242,9 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
 
 
 def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
-    """`Episode.step` of many at once, with their tool calls in one batch.
+    """Step many episodes at once, with all their tool calls in one batch.
 
-    ``cut``: the numbers of the episodes with a cut turn.
+    ``cut``: the indices of the episodes whose turn was cut.
     """
     numbered = enumerate(zip(episodes, texts, strict=True))
     turns = [episode.env.parse(text, number in cut) for number, (episode, text) in numbered]
@@ -256,5 +257,5 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[
 
 
 def _write_calls(calls: list[dict[str, Any]], content: str | None = None) -> str:
-    """An assistant message in the format "native", which judges the calls."""
+    """Write calls as an assistant message of the format "native", which checks them."""
     return json.dumps({"role": "assistant", "content": content, "tool_calls": calls}, ensure_ascii=False)

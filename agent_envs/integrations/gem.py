@@ -6,7 +6,7 @@
     env = gem.make("AgentR1/MiniWiki-v0", split="validation")
     vector = gem.make_vec(["AgentR1/MiniWiki-v0"] * 8, seed=0)
 
-The instructions stand before the first observation, as in GEM's own games.
+The instructions precede the first observation, as in GEM's own games.
 """
 
 from functools import partial
@@ -29,14 +29,15 @@ def register(*ids: str, **env_kwargs: Any) -> None:
         env_kwargs: arguments of the environments; ``gem.make`` adds its own.
     """
     for id in ids or IDS:
-        ENV_REGISTRY.pop(id, None)  # GEM refuses a second time, as in a notebook
+        ENV_REGISTRY.pop(id, None)  # GEM refuses to register an id twice, as a notebook may do
         gem.register(id, partial(GemEnv, id), **env_kwargs)
 
 
 class GemEnv(gem.Env):
     """An environment of this suite in GEM.
-    A reset with a seed asks for its question; the seed of the constructor, which ``gem.make_vec`` gives to each of a
-    vector, decides what resets without one ask for. Infos hold numbers for logs."""
+
+    ``reset(seed)`` asks the question of that seed. Resets without a seed draw one from the constructor's seed, which
+    ``gem.make_vec`` gives to each environment of a vector. Infos hold numbers for logs."""
 
     def __init__(self, id: str, seed: int | None = None, **env_kwargs: Any):
         self._id, self._env_kwargs = id, env_kwargs
@@ -46,7 +47,7 @@ class GemEnv(gem.Env):
         check_text(self._episode, "GEM")
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode. The global generators of Python and NumPy, GEM's way to seed, are not used."""
+        """Start an episode. GEM seeds the global generators of Python and NumPy, which are not used here."""
         chosen = int(self._rng.integers(2**31)) if seed is None else seed
         system, user = (message["content"] for message in self._episode.start(chosen))
         return f"{system}\n\n{user}", {"seed": chosen}

@@ -1,9 +1,9 @@
-"""Environments of others that speak text, as environments of this suite.
+"""Use other text environments as environments of this suite.
 
     >>> env = agent_envs.host(GuessTheNumber, instructions="Guess a number from 1 to 10.")
     >>> observation, info = env.reset(seed=0)
 
-`make` does it for a registered id: ``python -m trainers.grpo --env my_module:Mine/Plain-v0`` needs nothing else.
+`make` does this for a registered id: ``python -m trainers.grpo --env my_module:Mine/Plain-v0`` needs nothing else.
 """
 
 import inspect
@@ -29,26 +29,26 @@ from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point
 
-MAX_TURNS = 50  # where the environment has no limit of its own
+MAX_TURNS = 50  # for environments without a limit of their own
 _OURS = ("reward", "score", "context")  # names in an info that mean something else in this suite
 
 
 class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):
-    """No environment is registered under an id; the message names similar ones."""
+    """No environment is registered under an id; the message names similar ids."""
 
 
 class HostedEnv(ToolEnv):
-    """An environment that speaks text, with the interface of a `ToolEnv`: the agent's text is its action.
+    """A text environment with the interface of a `ToolEnv`: the agent's text is the action.
 
-    A ValueError of its ``step`` is the agent's mistake; any other error truncates the episode as a tool failure. ``score`` is the
-    sum of the rewards, or the ``success`` that the environment reports in its info.
+    A ValueError from its ``step`` counts as the agent's mistake; any other error truncates the episode as a tool failure.
+    ``score`` is the sum of the rewards, or the latest ``success`` in the environment's infos.
 
     Args:
-        env_fn: makes the environment, whose observations are strings. It need not be a `gymnasium.Env`.
+        env_fn: makes the environment. Its observations must be strings; it need not be a `gymnasium.Env`.
         instructions: the system prompt; by default ``info["instructions"]`` at reset.
-        format: "plain", the text itself without a thought at its start; or one in which the agent calls the tool ``act``.
-        split: ``"train"`` or ``"validation"``, with seeds shifted by 2**31 for an environment without splits.
-        max_turns: turns after which the episode is truncated.
+        format: "plain" passes the text on without a thought at its start; in any other format the agent calls the tool ``act``.
+        split: ``"train"``, or ``"validation"``, which shifts all seeds by 2**31, for environments without splits of their own.
+        max_turns: turns after which the episode is truncated. Default: the environment's ``max_episode_steps``, else 50.
         common: other arguments of `ToolEnv`.
     """
 
@@ -82,7 +82,7 @@ class HostedEnv(ToolEnv):
             return ToolResult("The episode has ended.", ok=False)
         try:
             observation, reward, terminated, truncated, info = self.hosted.step(action)
-        except (ArithmeticError, MemoryError, RecursionError) as error:  # of a tool they are the agent's mistakes
+        except (ArithmeticError, MemoryError, RecursionError) as error:  # from a tool these are the agent's mistakes
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         self._ended = bool(terminated), bool(truncated)
         self._observed = _text(observation, TypeError)  # a ValueError would be the agent's mistake
@@ -127,7 +127,7 @@ class HostedEnv(ToolEnv):
         return TurnOutcome({"reward": reward, "score": score}, _plain_values(info), terminated, truncated or broke)
 
     def anchor(self) -> Hashable:
-        """The latest observation, as in GiGPO's paper."""
+        """Label the state by the latest observation, as in GiGPO's paper."""
         return self._observed
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class HostedEnv(ToolEnv):
 
 
 def host(env_fn: Callable[[], Any], instructions: str = "", **options: Any) -> HostedEnv:
-    """Wrap an environment that speaks text; for the arguments see `HostedEnv`.
+    """Wrap a text environment; for the arguments see `HostedEnv`.
 
     To train in it by name, register a function that returns it:
 
@@ -146,30 +146,30 @@ def host(env_fn: Callable[[], Any], instructions: str = "", **options: Any) -> H
 
 
 def make(id: str, **kwargs: Any) -> ToolEnv:
-    """Make the environment of a registered id, hosting one that is not of this suite.
+    """Make the environment of a registered id; wrap it in `HostedEnv` if it is not of this suite.
 
     Args:
-        id: "Name-v0", or "module:Name-v0" to import the module first; of this suite, "MiniWiki" is enough.
-        kwargs: of the environment. If it is hosted, those that its constructor does not name and `HostedEnv` does,
-            such as ``instructions`` and ``max_turns``, are the host's.
+        id: "Name-v0", or "module:Name-v0" to import the module first. For this suite, "MiniWiki" is enough.
+        kwargs: arguments of the environment. If it is wrapped, `HostedEnv` takes those of its own arguments that the
+            environment's constructor does not name, such as ``instructions`` and ``max_turns``.
 
     Raises:
-        ValueError: it does not speak text, or has no such argument; or as `find_spec`.
+        ValueError: it is not a text environment, or has no such argument; also as `find_spec`.
     """
     spec = find_spec(id)
-    accepted = _parameters(spec)  # None where it takes anything, as most environments of this suite do
+    accepted = _parameters(spec)  # None if it takes any, as most environments of this suite do
     named = _named_parameters(spec)
     mine = {} if named is None else {n: v for n, v in kwargs.items() if n in _HOST and n not in named}
     own = {n: v for n, v in kwargs.items() if n not in mine}
     check_arguments(id, spec, own)
     env = make_registered(spec, disable_env_checker=True, **own)
     if isinstance(env.unwrapped, ToolEnv):
-        layers, layer = [], env  # those that change what it does: not Gymnasium's own checks
+        layers, layer = [], env  # wrappers that change it, so not Gymnasium's own checks
         while isinstance(layer, gymnasium.Wrapper):
             layers += [type(layer).__name__] * (not isinstance(layer, OrderEnforcing | PassiveEnvChecker))
             layer = layer.env
         if layers:
-            warnings.warn(f"{id}: {', '.join(layers)} around it is left out here", stacklevel=2)
+            warnings.warn(f"{id}: its wrapper {', '.join(layers)} is left out here", stacklevel=2)
         if "split" in mine:
             env.unwrapped.hold_out(mine.pop("split"))
         if mine:
@@ -193,24 +193,24 @@ def lacks_split(spec: EnvSpec) -> bool:
 
 
 def make_registered(id_or_spec: str | EnvSpec, **kwargs: Any) -> gymnasium.Env:
-    """`gymnasium.make`, for ids as `find_spec` takes them. Raises as `find_spec` and `explaining` do."""
+    """Call `gymnasium.make` with a spec, or an id as `find_spec` takes it. Raises as `find_spec` and `explaining` do."""
     spec = find_spec(id_or_spec) if isinstance(id_or_spec, str) else id_or_spec
     with explaining(spec):
         return gymnasium.make(spec, **kwargs)
 
 
 def find_spec(id: str) -> EnvSpec:
-    """What is registered under an id, in full or as `registration.full_id` takes it; "module:Name-v0" imports the module
-    first, from the working folder too. Raises UnknownEnvironment, or ValueError if there is no such module."""
+    """Find the spec of an id, given in full or as `registration.full_id` takes it; "module:Name-v0" imports the module first,
+    also from the working folder. Raises UnknownEnvironment, or ValueError if there is no such module."""
     module = id.rpartition(":")[0]
-    if module and os.getcwd() not in sys.path:  # a script that was started elsewhere, an installed command
+    if module and os.getcwd() not in sys.path:  # for installed commands, and scripts in other folders
         sys.path.append(os.getcwd())
     try:
-        return _find_spec(full_id(id))  # what gymnasium.make begins with
+        return _find_spec(full_id(id))  # the first step of gymnasium.make
     except ModuleNotFoundError as error:
         missing = getattr(error.__cause__, "name", None)
         if missing is None or not f"{module}.".startswith(f"{missing}."):
-            raise  # the module is there, and imports another one that is not
+            raise  # the module exists, but imports one that does not
         where = "a module is looked for in this folder and among what is installed"
         raise ValueError(f"there is no module {missing!r} to import for the environment {id!r}: {where}") from error
     except gymnasium.error.Error as error:
@@ -226,8 +226,8 @@ def find_spec(id: str) -> EnvSpec:
 
 @contextmanager
 def explaining(spec: EnvSpec) -> Iterator[None]:
-    """Turn errors while an environment of this suite is made into one line: TypeErrors and ValueErrors of arguments,
-    ImportErrors, OSErrors of data. Leave those of other environments as they are."""
+    """Turn errors from making an environment of this suite into one line: TypeErrors and ValueErrors of arguments,
+    ImportErrors, OSErrors of data. Errors of other environments pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -245,7 +245,7 @@ def explaining(spec: EnvSpec) -> Iterator[None]:
 
 
 def has_vector(spec: EnvSpec) -> bool:
-    """Whether `gymnasium.make_vec` gives a vector of these environments; gives a `ToolEnv` without one ours."""
+    """Whether `gymnasium.make_vec` can make a vector of these environments; a `ToolEnv` without a vector gets ours."""
     if spec.vector_entry_point is None:
         made = _entry_point(spec)
         if isinstance(made, type) and issubclass(made, ToolEnv):
@@ -257,16 +257,16 @@ _HOST = (set(inspect.signature(HostedEnv.__init__).parameters) | COMMON) - {"sel
 
 
 def _parameters(spec: EnvSpec) -> set[str] | None:
-    """The names that an entry point takes; None if it takes any."""
+    """The names of the arguments of an entry point; None if it takes any."""
     parameters = inspect.signature(_entry_point(spec)).parameters
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return None if anything else set(parameters)
 
 
 def _named_parameters(spec: EnvSpec) -> set[str] | None:
-    """The names that an entry point takes for itself; None if what it is given may go on to a `ToolEnv`."""
+    """The names of an entry point's own arguments; None if it may pass others on to a `ToolEnv`."""
     made = _entry_point(spec)
-    if isinstance(made, type) and not issubclass(made, ToolEnv):  # what else it takes is unknown
+    if isinstance(made, type) and not issubclass(made, ToolEnv):  # what its **kwargs may be is unknown
         parameters = inspect.signature(made).parameters.values()
         return {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
     return _parameters(spec)
@@ -297,7 +297,7 @@ def _text(observation: Any, error: type[Exception] = ValueError) -> str:
 
 
 def _plain_values(info: dict[str, Any]) -> dict[str, Any]:
-    """The numbers and texts of an info; the rest need not survive pickling, or a vector of environments."""
+    """The numbers and strings of an info; other values may not survive pickling or a vector of environments."""
     info = {name: value.item() if isinstance(value, np.generic) else value for name, value in info.items()}
     plain = {name: value for name, value in info.items() if isinstance(value, str | bool | int | float)}
     return {name: value for name, value in plain.items() if name not in _OURS}

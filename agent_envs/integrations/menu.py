@@ -4,8 +4,8 @@
     >>> observation, info = env.reset(seed=0)
     >>> observation, reward, terminated, truncated, info = env.step(env.action_masks().argmax())
 
-A game has a menu where it has a method ``menu() -> dict[str, bool]``: the turns to choose from, in a fixed order, and
-whether each would change anything. With ``BOARD_SYMBOLS`` the observation is the board of `state_text`.
+A game needs a method ``menu() -> dict[str, bool]``: the turns to choose from, in a fixed order, and whether each would change
+anything. If the game has ``BOARD_SYMBOLS``, the observation is the board of its ``state_text()``.
 """
 
 from typing import Any, cast
@@ -52,14 +52,14 @@ class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
         return self._encode(text), info
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Take the turn in this place of the menu."""
+        """Take the turn at index ``action`` of the menu."""
         if not self.action_space.contains(action):
             raise ValueError(f"an action is a place in the menu, 0 to {self._choices - 1}, got {action!r}")
         text, reward, terminated, truncated, info = self.env.step(list(self._game.menu())[action])
         return self._encode(text), float(reward), terminated, truncated, info
 
     def action_masks(self) -> np.ndarray:
-        """Choices that would change anything, bool [choices], for MaskablePPO; undefined after the end."""
+        """Return which choices would change anything, bool [choices], for MaskablePPO; undefined after the episode ends."""
         return np.array(list(self._game.menu().values()), dtype=bool)
 
     def _encode(self, text: str) -> np.ndarray:

@@ -41,7 +41,7 @@ class Turn(Action):
     @model_validator(mode="before")
     @classmethod
     def _keep_json_as_text(cls, data: Any) -> Any:
-        """A turn that is JSON by itself stays a turn: some clients parse what the model wrote before they send it."""
+        """Keep a turn that is itself JSON as text: some clients parse the model's text before they send it."""
         if isinstance(data, dict) and "text" in data and not data.keys() - {"text", "metadata"}:
             text = data["text"]
             return data if isinstance(text, str) else {**data, "text": json.dumps(text, ensure_ascii=False)}
@@ -91,7 +91,7 @@ class AgentR1Environment(Environment):
 
     @property
     def state(self) -> State:
-        """The id that the client gave the episode, and how many turns it has had."""
+        """The id that the client gave the episode, and its number of turns."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -107,7 +107,7 @@ class AgentR1Environment(Environment):
 def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
     """Make the FastAPI application of OpenEnv's server.
 
-    ``split`` is the split of clients that name none. Raises a ValueError for a rewritten context: the history is the client's.
+    ``split`` is for clients that name none. Raises a ValueError if the context is rewritten, since clients keep the history.
     """
     episode = Episode(id, **env_kwargs)  # fails here, and not at a client's first reset
     if episode.env.context is not None:

@@ -1,6 +1,6 @@
-"""OpenRLHF's agents. Tested with OpenRLHF 0.11.
+"""Adapter for OpenRLHF's agents. Tested with OpenRLHF 0.11.
 
-The file that ``--train.agent_func_path`` names, and its data:
+Write this to the file that ``--train.agent_func_path`` names; `dataset` makes its data:
 
     from agent_envs.integrations.openrlhf import executor
 
@@ -22,10 +22,10 @@ from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequen
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with the columns ``input`` and ``label``.
+    """Make a `datasets.Dataset` of ``n`` questions with the columns ``input`` and ``label``.
 
     ``input`` is the question, ``label`` its seed and split as JSON: for ``--data.input_key input --data.label_key label``.
-    ``env_kwargs`` are those of `executor`, except ``split``: each question runs in its own. ``seed`` draws the questions.
+    ``seed`` draws the questions. ``env_kwargs`` are those of `executor`; only ``split`` may differ, as a row names its own.
     """
     from datasets import Dataset
 
@@ -37,9 +37,9 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
-    """Make an ``AgentExecutor`` that runs `dataset`'s questions.
+    """Make the class ``AgentExecutor``, which runs the questions of `dataset`.
 
-    Prompts are written by the tokenizer's chat template. Raises a ValueError if a context is rewritten during an episode.
+    The tokenizer's chat template writes the prompts. Raises a ValueError if the context is rewritten during an episode.
     """
     check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
     make = staticmethod(lambda split: make_in_split(id, split, **env_kwargs))
@@ -55,8 +55,8 @@ class _Executor(AgentExecutorBase):
 
     async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
         """Run the question of a row of `dataset`; vLLM's ``max_tokens`` bounds a turn, ``max_length`` the whole episode.
-        Raises a ValueError if the dataset is another one or the prompt has no room, a RuntimeError if a tool breaks for ten
-        minutes."""
+        Raises a ValueError if the dataset does not fit the environment or the prompt is too long, a RuntimeError if a tool fails
+        for ten minutes."""
         seed, split = _read(label)
         pool = self._idle.setdefault(split, [])
         episode = pool.pop() if pool else self._make(split)
@@ -85,7 +85,7 @@ class _Executor(AgentExecutorBase):
     async def _run(
         self, tokens: TokenEpisode, seed: int, attempt: int, prompt: str, sampling_params, max_length: int, llm_engine
     ) -> Reply:
-        """An episode from its start; returns the last reply."""
+        """Run an episode from its start; return the last reply."""
         messages = tokens.start(seed, attempt)
         if messages[-1]["content"].strip() not in prompt:
             raise ValueError("the dataset has other questions than the environment: give both the same arguments")
@@ -102,7 +102,7 @@ class _Executor(AgentExecutorBase):
             turn, logprobs = list(output.token_ids), None
             if sampling_params.logprobs is not None:
                 logprobs = [by_id[token].logprob for token, by_id in zip(turn, output.logprobs, strict=True)]
-            # A tool may take its time, and other episodes run in this loop.
+            # In a thread, since a tool may be slow and other episodes share this event loop.
             reply = await asyncio.to_thread(tokens.take, turn, logprobs, room)
         return reply
 

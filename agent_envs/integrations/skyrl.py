@@ -1,8 +1,8 @@
-"""SkyRL's environments. Tested with skyrl-gym 0.4.
+"""Adapter for SkyRL's environments. Tested with skyrl-gym 0.4.
 
 from agent_envs.integrations.skyrl import dataset, register
 
-register("AgentR1/MiniWiki-v0")  # where SkyRL's workers import it
+register("AgentR1/MiniWiki-v0")  # in a module that SkyRL's workers import
 dataset("AgentR1/MiniWiki-v0", 1000).to_parquet("train.parquet")
 """
 
@@ -21,14 +21,14 @@ def register(id: str, **env_kwargs: Any) -> None:
 
     The id is the ``env_class`` of the dataset's rows.
     """
-    skyrl_gym.registry.pop(id, None)  # SkyRL refuses a second time, as in a notebook
+    skyrl_gym.registry.pop(id, None)  # SkyRL refuses to register an id twice, as a notebook may do
     skyrl_gym.register(id, "agent_envs.integrations.skyrl:AgentR1Env", {"env_id": id, **env_kwargs})
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with SkyRL's columns, ``seed`` and ``split``.
+    """Make a `datasets.Dataset` of ``n`` questions with SkyRL's columns, ``seed`` and ``split``.
 
-    ``env_kwargs`` are those of `register`, except ``split``: each question runs in its own. ``seed`` draws the questions.
+    ``seed`` draws the questions. ``env_kwargs`` are those of `register`; only ``split`` may differ, as a row names its own.
     """
     from datasets import Dataset
 
@@ -40,9 +40,9 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Env(BaseTextEnv):
-    """An episode of this suite; SkyRL makes one for each trajectory, ``extras`` being the columns of the dataset's row."""
+    """An episode of this suite. SkyRL makes one for each trajectory; ``extras`` are the columns of the dataset's row."""
 
-    _attempts: ClassVar[Counter] = Counter()  # at each question, in this process
+    _attempts: ClassVar[Counter] = Counter()  # by question, in this process
 
     def __init__(self, env_config: Any = None, extras: Any = None, *, env_id: str, **env_kwargs: Any):
         super().__init__()
@@ -56,8 +56,8 @@ class AgentR1Env(BaseTextEnv):
         self._question = (env_id, row.get("split"), self._seed)
 
     def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Begin; the prompt holds the question already."""
-        # Attempts at a question differ in chance alone, in tasks that have any.
+        """Begin an episode; ``prompt`` already holds the question."""
+        # Attempts at a question differ only in the task's randomness, if it has any.
         messages = self._episode.start(self._seed, attempt=self._attempts[self._question])
         self._attempts[self._question] += 1
         check_question(messages, prompt)
@@ -65,8 +65,8 @@ class AgentR1Env(BaseTextEnv):
         return messages, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``.
-        Raises RuntimeError: a tool broke."""
+        """Take a turn. The observation is a user message; numbers for logs are in ``metadata``.
+        Raises RuntimeError after a tool failure."""
         reply = self._episode.step(action)
         raise_on_tool_failure(reply, "SkyRL")
         self.turns += 1
@@ -75,7 +75,7 @@ class AgentR1Env(BaseTextEnv):
         return BaseTextEnvStepOutput(observations=observations, reward=reply.reward, done=reply.done, metadata=numbers)
 
     def get_metrics(self) -> dict[str, float]:
-        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 before the episode has ended."""
+        """Return `Episode.metrics`, which SkyRL averages over episodes. ``score`` is 0 until the episode ends."""
         return {"score": 0.0, **self._episode.metrics}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An episode as token ids, for adapters whose library trains on the ids that were sampled."""
+"""An episode as token ids, for adapters to libraries that train on the sampled ids."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,14 +9,14 @@ from agent_envs.stopping import StopChecker
 
 
 class TokenEpisode:
-    """An `Episode` in token ids, the same as in `trainers.rollouts.rollout`.
+    """An `Episode` in token ids, which are the same as in `trainers.rollouts.rollout`.
 
-    ``eos_ids``: ids that the model may end a turn with, beside the tokenizer's own eos.
+    ``eos_ids``: ids that may end a turn, besides the tokenizer's own eos.
 
     Attributes:
         prompt: ids before the first turn, or before the next turn if the environment rewrites the context.
-        ids: sampled turns and the replies, after the prompt.
-        mask: which of ``ids`` were sampled.
+        ids: ids after the prompt: sampled turns and the environment's replies.
+        mask: 1 for each of ``ids`` that was sampled, else 0.
         logprobs: log-probabilities of ``ids``, 0.0 in the environment's text.
         was_cut: sampling reached its limit before the last turn ended; the turn is no action.
     """
@@ -26,7 +26,7 @@ class TokenEpisode:
         self._ends_turn = _stop_checker(tokenizer, eos_ids, episode.stop)
 
     def start(self, seed: int, attempt: int | None = None) -> list[Message]:
-        """Begin an episode, see `Episode.start`."""
+        """Begin an episode; return the messages of `Episode.start`."""
         messages = self.episode.start(seed, attempt=attempt)
         self._system, self._format = messages[0]["content"], self.episode.env.format
         self._tools = self._format.schemas()
@@ -43,7 +43,7 @@ class TokenEpisode:
         return self.episode.done
 
     def cut(self, sampled: list[int]) -> list[int]:
-        """A turn up to the token that ends it, the model's end of turn or one that completes a closing tag."""
+        """Return a turn up to the token that ends it: the model's end of turn, or the one that completes a closing tag."""
         return self._ends_turn.cut(sampled)
 
     def take(self, sampled: list[int], logprobs: list[float] | None = None, room: int | None = None) -> Reply:
@@ -52,12 +52,12 @@ class TokenEpisode:
         Args:
             sampled: ids of the turn; those after its end are dropped.
             logprobs: their log-probabilities.
-            room: how many ids may follow the prompt. The environment truncates the episode if none is left for a turn.
+            room: number of ids that may follow the prompt. The episode is truncated if none is left for another turn.
         """
         text = self.append_turn(sampled, logprobs)
         if room is not None:
             left, turn = room - len(self.ids), self._turn
-            # A context that is rewritten begins a prompt of its own.
+            # A rewritten context begins a new prompt.
             self.episode.env.fits = lambda observation, context: (
                 context is not None or len(self._observation_ids(observation, turn)) < left
             )
@@ -66,14 +66,14 @@ class TokenEpisode:
         return reply
 
     def append_turn(self, sampled: list[int], logprobs: list[float] | None = None) -> str:
-        """First half of `take`, for many turns that are taken at once: the text of the turn."""
+        """Append a sampled turn; return its text. First half of `take`, for turns of many episodes at once."""
         self._turn = self.cut(sampled)
         self.was_cut = not self._turn or not self._ends_turn(self._turn)
         self._append(self._turn, True, (logprobs or [0.0] * len(sampled))[: len(self._turn)])
         return self.chat.decode_action(self._turn, self._tools)
 
     def append_reply(self, reply: Reply) -> None:
-        """Second half of `take`: what came back to the turn."""
+        """Append the environment's reply to the turn. Second half of `take`."""
         if reply.done:
             return
         if reply.context is not None:
@@ -92,7 +92,7 @@ class TokenEpisode:
 
 
 def check_text(episode: Episode, library: str) -> None:
-    """Raise a ValueError for function calls, which a library that passes turns on as text does not tell from words."""
+    """Raise a ValueError for function calls: a library that passes turns on as text cannot tell them from other text."""
     if episode.native:
         raise ValueError(f"{library} passes turns on as text: choose another format than native")
 
@@ -103,7 +103,7 @@ def check_one_sequence(episode: Episode, library: str) -> None:
         raise ValueError(f"{library} trains an episode as one sequence: leave context at 'append'")
 
 
-# Once a tokenizer and a process: they read the whole vocabulary.
+# Made once for each tokenizer in a process, since both read the whole vocabulary.
 _chat = lru_cache(maxsize=8)(ChatTokens)
 
 

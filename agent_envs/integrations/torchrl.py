@@ -1,7 +1,7 @@
-"""TorchRL's environments of text. Tested with TorchRL 0.14.
+"""Adapter for TorchRL's text environments. Tested with TorchRL 0.14.
 
-``GymEnv("AgentR1/MiniWiki-v0", instructions_in_observation=True)`` needs no adapter: strings in, strings out. `chat_env` is
-a `ChatEnv`, for its policies over language models:
+``GymEnv("AgentR1/MiniWiki-v0", instructions_in_observation=True)`` needs no adapter: strings in, strings out. `chat_env` makes
+a `ChatEnv`, for TorchRL's language model policies:
 
     env = chat_env("AgentR1/MiniWiki-v0", tokenizer, num_envs=16, group_size=8)
     policy = TransformersWrapper(model, tokenizer=tokenizer, input_mode="tokens", generate=True, pad_output=False)
@@ -28,9 +28,9 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
     followed by the turn.
 
     Args:
-        tokenizer: the policy's, with a chat template.
+        tokenizer: the policy's tokenizer, with a chat template.
         num_envs: batch size.
-        group_size: neighbours that get the same question, as in GRPO.
+        group_size: number of neighbouring environments that get the same question, as in GRPO.
 
     Raises:
         ValueError: ``group_size`` does not divide ``num_envs``.
@@ -44,11 +44,11 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
 class AgentR1ChatEnv(ChatEnv):
     """The environment of `chat_env`.
 
-    ``set_seed`` decides all questions, unless a reset has ``"seed"``, [num_envs] ints. An environment that has finished waits for
-    its reset.
+    ``set_seed`` decides all questions, unless a reset of all environments passes ``"seed"``, integers [num_envs]. A finished
+    environment waits for its reset.
 
     Attributes:
-        metrics: a dict for each environment, for logs.
+        metrics: one dictionary for each environment, for logs.
         stop: strings that end a turn, for ``model.generation_config.stop_strings``.
         max_turns: turns after which an episode is truncated.
     """
@@ -101,7 +101,7 @@ class AgentR1ChatEnv(ChatEnv):
         return self._observe()
 
     def _draw(self, i: int) -> int:
-        """The same for all of a group, whenever each of them gets there."""
+        """Draw a question's seed, the same for all environments of a group, whenever each of them resets."""
         rng = np.random.default_rng([self._seed, i // self._group_size, self._begun[i]])
         return int(rng.integers(2**31))
 
@@ -129,7 +129,7 @@ class AgentR1ChatEnv(ChatEnv):
                 made.set("reward", _tensor(np.array([rewards[i]], dtype=np.float32)))
             prompt = one.prompt + one.ids
             made.set("tokens", Tokens(prompt=_tensor(prompt)))
-            # A policy would read its next prompt with the mask that it made of the last turn.
+            # Without it, a policy would read its next prompt with the mask of the last turn.
             made.set("masks", Masks(all_attention_mask=_tensor([True] * len(prompt))))
             made.set("seed", _tensor(self._seeds[i]))
             rows.append(made)
@@ -137,5 +137,5 @@ class AgentR1ChatEnv(ChatEnv):
 
 
 def _tensor(values: Any) -> Any:
-    """As torch's, which nothing here imports."""
+    """Make a tensor without importing torch."""
     return TensorDict({"values": np.array(values)})["values"]

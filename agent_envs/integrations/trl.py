@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` (and so Unsloth's) in the environments of this suite. Tested with TRL 1.16.
+"""Adapter for TRL's `GRPOTrainer`, and so for Unsloth's. Tested with TRL 1.16.
 
     from agent_envs.integrations.trl import dataset, episode_return, rollout_func
 
@@ -7,8 +7,8 @@
         rollout_func=rollout_func(id, tokenizer), train_dataset=dataset(id, 1000),
     )
 
-`rollout_func` runs in text, turn by turn, with the ids as they were sampled. ``environment_factory=environment_factory(id)``
-with ``train_dataset=dataset(id, 1000, native=True)`` leaves the loop to TRL, and the calls to the model's own chat template.
+`rollout_func` runs turns of text, and returns the ids as sampled. ``environment_factory=environment_factory(id)`` with
+``train_dataset=dataset(id, 1000, native=True)`` leaves the loop to TRL, and the form of calls to the model's chat template.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ ENDED = "The episode has ended."
 
 
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with ``prompt`` (messages) and ``seed``.
+    """Make a `datasets.Dataset` of ``n`` questions with the columns ``prompt`` (messages) and ``seed``.
 
-    ``native`` is for `environment_factory`; without it the rows are for `rollout_func`. ``env_kwargs`` are those given there,
-    except ``split``: each question runs in its own. ``seed`` draws the questions.
+    With ``native`` the rows are for `environment_factory`, otherwise for `rollout_func`. ``seed`` draws the questions.
+    ``env_kwargs`` are those of that function; only ``split`` may differ, as a row names its own.
     """
     from datasets import Dataset
 
@@ -47,7 +47,7 @@ def episode_return(
     completions: list, turn_rewards: list | None = None, environments: list | None = None,
     env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
 ) -> list[float | None]:  # fmt: skip
-    """The ``reward_funcs`` for both: the return of each episode, None after a tool failure.
+    """Compute the return of each episode, None after a tool failure: the ``reward_funcs`` for both ways.
 
     Logs metrics as ``env/…``.
     """
@@ -55,7 +55,7 @@ def episode_return(
         for environment, messages in zip(environments, completions, strict=True):
             environment._settle(messages)
         turn_rewards = [environment._episode.rewards for environment in environments]
-        # A conversation that TRL ends before the environment does has reached nothing.
+        # A conversation that TRL ends before the environment does scores 0.
         env_metrics = [{"score": 0.0, **environment._episode.metrics} for environment in environments]
     if turn_rewards is None or env_metrics is None:
         raise ValueError("episode_return needs rollout_func or environment_factory of agent_envs.integrations.trl")
@@ -71,13 +71,13 @@ def episode_return(
 
 
 def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
-    """A ``rollout_func`` over `dataset`'s questions, with the sampled ids.
+    """Make a ``rollout_func`` that runs the questions of `dataset` and returns the sampled ids.
 
     ``env_mask`` tells sampled ids from observations; ``turn_rewards`` is an extra field for reward functions of your own.
     TRL's ``max_completion_length`` bounds a turn; the environment's ``max_turns`` and ``max_tokens`` bound an episode.
 
     Raises:
-        ValueError: a context that is rewritten on the way.
+        ValueError: the context is rewritten during an episode.
     """
     pools: dict[str, list[Episode]] = {}
 
@@ -137,7 +137,7 @@ def _check_trainer(trainer: Any) -> None:
 
 def _stop_at_tags(trainer: Any, row: TokenEpisode) -> None:
     """Let generation end at any of the model's ends of turn, and at a closing tag that is one token."""
-    if hasattr(trainer, "generation_config"):  # not with vLLM; `cut` is enough there, and for tags of several tokens
+    if hasattr(trainer, "generation_config"):  # not with vLLM, where `TokenEpisode.cut` is enough, as for longer tags
         words = row.chat.tokenizer.get_vocab()
         tags = {words[string] for string in row.episode.stop if string in words}
         trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *row.chat.end_ids, *tags})
@@ -154,14 +154,14 @@ def _check_seed(seed: int | None, native: bool = False) -> int:
 
 
 def environment_factory(id: str, **env_kwargs: Any) -> type:
-    """An ``environment_factory``: a class with a method for each tool, and ``answer``.
+    """Make an ``environment_factory``: a class with a method for each tool and for ``answer``.
 
     TRL runs the loop and reads calls by the model's chat template, which must support tools. The calls of a message are one turn.
-    `episode_return` must be the ``reward_funcs``: it penalises what TRL never shows the environment: unknown tools, malformed
-    messages, calls past ``max_tool_calling_iterations``.
+    The ``reward_funcs`` must be `episode_return`, which penalises what TRL never shows the environment: unknown tools, malformed
+    messages, and calls after ``max_tool_calling_iterations``.
 
     Raises:
-        ValueError: a tool's name is not valid for a method, or native calls are not possible in the task, see `Episode`.
+        ValueError: a tool's name is not valid for a method; the task has no native calls (see `Episode`) or rewrites the context.
     """
     example = Episode(id, native=True, **env_kwargs)
     check_one_sequence(example, "TRL")
@@ -172,20 +172,20 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
             raise ValueError(f"TRL cannot have a tool {name!r}, which is no name for a public method: rename it")
         methods[name] = _method(tool["function"])
     make = staticmethod(lambda split: make_in_split(id, split, native=True, **env_kwargs))
-    first = int(os.environ.get("RANK", 0)) << 20  # attempts at a question, spread over processes, differ in chance
+    first = int(os.environ.get("RANK", 0)) << 20  # so that attempts in several processes differ in randomness
     return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": first})
 
 
 @dataclass
 class _Turn:
-    """The calls of one message, and what comes back."""
+    """The calls of one message, and their results."""
 
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     texts: list[str] | None = None
 
 
 class _Environment:
-    """What is public here, except `reset`, is a tool for TRL."""
+    """Base of an environment for TRL, which takes every public method except `reset` for a tool."""
 
     _make: Callable[[str], Episode]
     _count: int
@@ -196,7 +196,7 @@ class _Environment:
         type(self)._count += 1
 
     def reset(self, prompt: list[Message], seed: int | None = None, **row: Any) -> None:
-        """Begin the episode of a row of the dataset; its prompt holds the question already."""
+        """Begin the episode of a row of the dataset; its prompt already holds the question."""
         split = prompt[0].get("split") or ""
         if split not in self._episodes:
             self._episodes[split] = self._make(split)
@@ -207,13 +207,13 @@ class _Environment:
     async def _take(self, name: str, arguments: dict[str, Any]) -> str:
         turn, place = self._turn, len(self._turn.calls)
         turn.calls.append((name, arguments))
-        await asyncio.sleep(0)  # TRL runs the calls of a message together: the others come in here
+        await asyncio.sleep(0)  # TRL runs the calls of a message together: the others arrive here
         if turn.texts is None:
             self._turn, turn.texts = _Turn(), self._run_turn(turn.calls)
         return turn.texts[place]
 
     def _run_turn(self, calls: list) -> list[str]:
-        """Take a turn; returns a text for each call."""
+        """Take a turn; return a text for each call."""
         if self._episode.done:
             return [ENDED] * len(calls)
         reply = self._episode.call(calls)
@@ -222,8 +222,8 @@ class _Environment:
         return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
 
     def _settle(self, messages: list[Message]) -> None:
-        """Take the turns of a finished conversation that TRL has not passed on, all again where one was not the last. The
-        episode ends at the last turn, truncated, which settles its shaping.
+        """Take the turns of a finished conversation that TRL has not passed on. If the episode is not over, or a missing turn
+        was not the last, run it again from its start. It ends truncated at its last turn, which settles its shaping.
         """
         turns = [self._calls(message) for message in messages if message["role"] == "assistant"]
         if turns[: len(self._taken)] != self._taken or not self._episode.done:
@@ -243,7 +243,7 @@ class _Environment:
 
 
 def _leave_out(method: Callable | None, arguments: Any) -> Any:
-    """The arguments of a call without those that are null because they can be left out."""
+    """Return the arguments of a call without those whose null means that they are left out."""
     omitted = getattr(method, "omitted", ())
     if not omitted or not isinstance(arguments, dict):
         return arguments
@@ -254,11 +254,11 @@ _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 def _method(function: dict[str, Any]) -> Callable:
-    """An async method that TRL can describe: with the signature and the docstring of a function of this schema."""
+    """Make an async method that TRL can describe, with the signature and the docstring of a function's schema."""
     schema = function["parameters"]
     required, properties = schema.get("required", []), schema.get("properties", {})
 
-    # A template may show an argument that can be left out as one that can be null: then null says that it is left out.
+    # A chat template may show an optional argument as one that can be null: then null means that it is left out.
     omitted = {name for name, of in properties.items() if name not in required and not _takes_null(of)}
 
     async def method(self, **arguments):
@@ -286,7 +286,7 @@ def _takes_null(schema: dict[str, Any]) -> bool:
 
 
 def _hint(schema: dict[str, Any]) -> Any:
-    """The type of a schema's values, as far as a type shows it."""
+    """The Python type of a schema's values, as far as a type can express it."""
     if options := schema.get("enum"):
         return Literal[tuple(options)]
     if options := schema.get("anyOf"):

@@ -3,8 +3,8 @@ r"""The environments of this suite as a taskset of verifiers. Tested with verifi
     vf-eval agent-r1-envs --env.taskset.env MiniWiki -n 20 -r 4 --no-push -m MODEL \
         --client.base-url http://localhost:8000/v1
 
-A task is a question, by its seed, run in this process. Turns are text, or function calls with ``--env.taskset.native``.
-The reward is the episode's return; rewards of turns and the task's metrics are metrics.
+A task is a question, named by its seed, and runs in this process. Turns are text, or function calls with
+``--env.taskset.native``. The reward is the episode's return; the metrics are the rewards of turns and the task's metrics.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ class AgentR1Config(vf.TasksetConfig):
     """Settings of the environment, under ``--env.taskset.*``."""
 
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered id, or its middle part; module:Mine/Name-v0 imports a module of your own first."""
+    """Registered id, or its middle part (MiniWiki); module:Mine/Name-v0 imports a module of your own first."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment as JSON, for example '{"split": "validation", "max_turns": 3}'."""
     native: bool = False
-    """The model acts by function calls, and gives its final answer by one; else in text, as the system prompt describes."""
+    """The model acts and answers by function calls. By default it writes text, as the system prompt describes."""
 
     @model_validator(mode="after")
     def _check_id(self) -> "AgentR1Config":
@@ -98,7 +98,7 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
 
 
 class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
-    """Lets model and environment take turns."""
+    """Harness in which the model and the environment take turns."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -113,7 +113,7 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
         recorded = trace.info
         recorded["turn_rewards"], recorded["metrics"] = [], {"score": 0.0}
         episode = await asyncio.to_thread(data.make_episode)
-        # Chance that goes on after the start is another one in each rollout of a question.
+        # The randomness after the start differs between the rollouts of a question.
         await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
         pairs = ("system", data.system_prompt), ("user", data.prompt)
         messages = [{"role": role, "content": content} for role, content in pairs if content]

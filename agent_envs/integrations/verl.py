@@ -1,6 +1,6 @@
-"""verl's agent loops. Tested with verl 0.9.
+"""Adapter for verl's agent loops. Tested with verl 0.9.
 
-The file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names names the environment:
+The file at ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names the environment:
 
     - name: agent_r1
       _target_: agent_envs.integrations.verl.AgentR1Loop
@@ -31,15 +31,15 @@ from agent_envs.integrations.episode import (
 )
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
-# Members of a group may be played by several workers, which do not know of each other.
+# Random, since several workers may run members of the same group without knowing of each other.
 _FIRST_ATTEMPT = secrets.randbelow(2**31)
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with verl's columns.
+    """Make a `datasets.Dataset` of ``n`` questions with verl's columns.
 
-    Write it with ``to_parquet``. ``env_kwargs`` are those of the loop, except ``split``: each question runs in its own. ``seed``
-    draws the questions.
+    Write it with ``to_parquet``. ``seed`` draws the questions. ``env_kwargs`` are those of the loop; only ``split`` may differ,
+    as a row names its own.
     """
     from datasets import Dataset
 
@@ -48,7 +48,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
             "data_source": id,
             "agent_name": "agent_r1",
             "prompt": messages,
-            "reward_model": {"style": "rule", "ground_truth": ""},  # the environment pays
+            "reward_model": {"style": "rule", "ground_truth": ""},  # the environment gives the reward
             "extra_info": {"index": i, "seed": s, "split": split},
         }
         for i, (s, split, messages) in enumerate(draw_questions(id, n, seed, **env_kwargs))
@@ -57,12 +57,12 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Loop(AgentLoopBase):
-    """An agent loop of verl: rolls out an episode of the environment ``id``.
+    """Agent loop of verl that rolls out an episode of the environment ``id``.
 
-    Raises a ValueError if a context is rewritten during the episode, and a RuntimeError if a tool fails for ten minutes.
+    Raises a ValueError if the context is rewritten during the episode, and a RuntimeError if a tool fails for ten minutes.
     """
 
-    _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker
+    _attempts: ClassVar[Counter] = Counter()  # by question, in this worker
 
     def __init__(self, *args: Any, id: str, env_kwargs: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -104,7 +104,7 @@ class AgentR1Loop(AgentLoopBase):
             turn = answer.token_ids[: room - len(tokens.ids)]
             told = told and answer.log_probs is not None
             extra = {**answer.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
-            with simple_timer("tool_calls", timing):  # a tool may take its time, and other episodes run in this loop
+            with simple_timer("tool_calls", timing):  # a tool may be slow, and other episodes share this loop
                 await asyncio.to_thread(tokens.take, turn, answer.log_probs, room)
         extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
         extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
@@ -121,7 +121,7 @@ class AgentR1Loop(AgentLoopBase):
 
 
 def _stop(rollout_config: Any, stop: tuple[str, ...]) -> dict[str, Any]:
-    """How an engine is asked to end turns at closing tags, and to keep them; `TokenEpisode` cuts after them in any case."""
+    """Sampling options to end turns at closing tags and to keep the tags; `TokenEpisode` cuts after them in any case."""
     if rollout_config.name == "vllm":
         return {"stop": list(stop), "include_stop_str_in_output": True}
     if rollout_config.name == "sglang" and not rollout_config.skip_tokenizer_init:

@@ -1,10 +1,10 @@
-"""The processes between the caller and the code: started by `runner`, imported by nothing.
+"""The processes between the caller and the code. `process` starts them; no module imports this file.
 
     caller ── monitor ──namespaces── confine ── the code
 
 `monitor`, outside the sandbox, keeps the time. `confine`, the first process inside, waits for the code and reports how it
-ended; the code cannot write that report. Each gets its configuration from the head of standard input, and a function that
-reads the next one and runs what it is for.
+ended; the code cannot write that report. Each reads its configuration from the start of standard input. `run_next` reads
+the next configuration and runs its function.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ class Program(ctypes.Structure):
 
 
 def call(function: str, *arguments):
-    """A function of the C library; numbers are passed as longs, which is what the kernel reads."""
+    """Call a function of the C library, with integers as longs, as the kernel reads them. Raises OSError: it returned -1."""
     wide = (ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
     if (result := getattr(libc, function)(*wide)) == -1:
         error = ctypes.get_errno()
@@ -47,19 +47,19 @@ def report(fd: int, text: str) -> None:
 
 
 def monitor(config: dict, run_next) -> None:
-    """Starts the sandbox, kills it when its time is over, and leaves after the last of its processes has gone."""
-    call("prctl", PR_SET_PDEATHSIG, SIGKILL)  # of the caller's thread, which waits for us in any case
+    """Start the sandbox, kill it when its time is over, and exit after its last process has ended."""
+    call("prctl", PR_SET_PDEATHSIG, SIGKILL)  # when the caller's thread dies, which waits for this process
     if os.getppid() != config["parent"]:
-        os._exit(1)  # it died before that call
+        os._exit(1)  # the caller died before that call
     call("prctl", PR_SET_CHILD_SUBREAPER, 1)
-    call("signal", SIGCHLD, SIG_DFL)  # a caller that ignores it hands that on, and children would not wait for us
+    call("signal", SIGCHLD, SIG_DFL)  # an ignored SIGCHLD is inherited, and children would not wait to be reaped
     try:
         child = clone_namespaces(config, run_next) if config["namespaces"] else spawn(config, run_next)
         poll = select.poll()
         poll.register(os.pidfd_open(child), select.POLLIN)
         if not poll.poll(max(0.0, config["deadline"] - time.monotonic()) * 1000):
             report(config["report"], "timeout")
-        os.kill(child, SIGKILL)  # harmless where it has ended: it is not yet reaped, the number is still its own
+        os.kill(child, SIGKILL)  # harmless if it has ended: it is not yet reaped, the number is still its own
         kill_children()
     except BaseException as error:
         report(config["report"], f"error {type(error).__name__}: {error}")
@@ -67,7 +67,7 @@ def monitor(config: dict, run_next) -> None:
 
 
 def kill_children() -> None:
-    """Kills and reaps every descendant; orphans become our children, so it goes on until there are none."""
+    """Kill and reap every descendant. Orphans become children of this process, so repeat until there are none."""
     me = os.getpid()
     while True:
         with open(f"/proc/{me}/task/{me}/children") as file:
@@ -81,7 +81,7 @@ def kill_children() -> None:
 
 
 def spawn(config: dict, run_next) -> int:
-    """The process of a run without a sandbox (unsafe)."""
+    """Start the process of a run without a sandbox (backend "unsafe")."""
     if child := os.fork():
         return child
     try:
@@ -93,7 +93,7 @@ def spawn(config: dict, run_next) -> int:
 
 
 def clone_namespaces(config: dict, run_next) -> int:
-    """Our own sandbox. Starts its first process, which is process 1 of its own world."""
+    """Start the first process of the sandbox, which is process 1 of its namespace."""
     wait, go = os.pipe()
     try:
         child = call("syscall", config["calls"]["clone"], NAMESPACES | SIGCHLD, 0, 0, 0, 0)
@@ -121,8 +121,8 @@ def clone_namespaces(config: dict, run_next) -> int:
 
 
 def map_identities(pid: int, nobody: int) -> None:
-    """Map the caller without rights, and ``nobody`` for root, into the user namespace.
-    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into ``nobody``."""
+    """Map user ids into the user namespace: the caller as ``nobody``; if the caller is root, root and ``nobody`` as themselves.
+    Root builds the sandbox as root, since its files may be under /root; `exec_code` then changes to ``nobody``."""
     as_root = os.geteuid() == 0 and is_mapped(nobody)
     if not as_root:
         write(f"/proc/{pid}/setgroups", "deny")
@@ -140,7 +140,7 @@ def is_mapped(user: int) -> bool:
 def write(path: str, text: str) -> None:
     """Write a text to a file that exists, in one call."""
     fd = os.open(path, os.O_WRONLY)
-    os.write(fd, text.encode())  # in one piece: the kernel takes a map once
+    os.write(fd, text.encode())  # the kernel accepts a map only once
     os.close(fd)
 
 
@@ -150,13 +150,13 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def restrict(number: int, path: str, attributes: int, recursive: int = AT_RECURSIVE) -> None:
-    """mount_setattr(2): unlike a remount it reaches mounts below, and keeps flags that it may not clear."""
+    """mount_setattr(2): unlike a remount, it also reaches mounts below, and keeps flags that must not be cleared."""
     value = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     call("syscall", number, AT_FDCWD, path.encode(), recursive, value, ctypes.sizeof(value))
 
 
 def build_root(config: dict) -> None:
-    """A root directory in memory with the interpreter, its libraries, three devices and a scratch folder."""
+    """Build a root directory in memory with the interpreter, its libraries, four devices and a scratch folder."""
     mount_setattr = config["calls"]["mount_setattr"]
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     mount("none", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
@@ -185,9 +185,9 @@ def build_root(config: dict) -> None:
 
 
 def confine(config: dict, _) -> None:
-    """Runs the code in a process under all limits, waits for it, and reports how it ended."""
+    """Run the code in a process under all limits, wait for it, and report how it ended."""
     os.set_inheritable(config["report"], False)
-    call("signal", SIGINT, SIG_DFL)  # Python has a handler; signals without one do not reach process 1 from within
+    call("signal", SIGINT, SIG_DFL)  # Python has a handler; without one, signals from inside do not reach process 1
     child = os.fork()
     if child == 0:
         try:
@@ -202,7 +202,7 @@ def confine(config: dict, _) -> None:
 
 
 def exec_code(config: dict) -> None:
-    """Gives up every right that the code shall not have, sets its limits, and becomes it. Does not return."""
+    """Drop every right that the code must not have, set its limits, and execute it. Does not return."""
     capability = 0
     while config["filter"] and libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1

@@ -1,5 +1,5 @@
-"""The configuration that the processes of a run get, the files that they see among it: by the command line of the first, and by
-its standard input."""
+"""The configuration of the processes of a run, including the files that they see. It is passed by the command line and the
+standard input of the first process."""
 
 import importlib.util
 import marshal
@@ -13,7 +13,7 @@ from types import CodeType
 
 from agent_envs.sandbox import seccomp
 
-NOBODY = 65534  # the kernel's own number for a user who owns nothing
+NOBODY = 65534  # the kernel's number for a user who owns nothing
 SCRATCH_BYTES = 64 << 20
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {
@@ -21,12 +21,12 @@ ENVIRONMENT = {
     "USER": "sandbox",
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
-    "LANG": "C",  # the only locale without files, which are not shown; PYTHONUTF8 says what text is
-    "MALLOC_ARENA_MAX": "1",  # each further arena takes 64 MB of address space, which is what is limited
+    "LANG": "C",  # the only locale that needs no files; PYTHONUTF8 sets the encoding
+    "MALLOC_ARENA_MAX": "1",  # each further arena takes 64 MB of address space, which is limited
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",  # the same code prints the same sets
+    "PYTHONHASHSEED": "0",  # the same code prints sets in the same order
     "PYTHONNOUSERSITE": "1",
-    "PYTHONUNBUFFERED": "1",  # what was printed before a time-out is seen
+    "PYTHONUNBUFFERED": "1",  # keeps what was printed before a timeout
     "PYTHONUTF8": "1",
 }
 
@@ -37,7 +37,7 @@ def python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-# Prints where the standard library is, and what its extensions load: they are opened, not run.
+# Prints the paths of the standard library and of what its extensions load. The extensions are opened, not run.
 _LIBRARIES = """
 import ctypes, os, sys
 for folder in filter(os.path.isdir, sys.path):
@@ -94,7 +94,7 @@ def first_command() -> list[str]:
 
 @cache
 def _child() -> CodeType | None:
-    """`child.py` compiled, by way of the import system's cache; it is sent along, since a sandbox cannot see it."""
+    """`child.py`, compiled, from the import system's cache. It is sent along, since a sandbox cannot see the file."""
     spec = importlib.util.find_spec("agent_envs.sandbox.child")
     assert spec is not None and isinstance(spec.loader, InspectLoader)
     return spec.loader.get_code(spec.name)
@@ -116,7 +116,7 @@ def encode_payload(
     isolated = backend != "unsafe"
     limits = {
         "RLIMIT_AS": memory_mb << 20,
-        "RLIMIT_CPU": math.ceil(timeout) + 1,  # of what the time-out misses: processes left behind by unsafe code
+        "RLIMIT_CPU": math.ceil(timeout) + 1,  # for what the timeout misses: processes left running by unsafe code
         "RLIMIT_FSIZE": SCRATCH_BYTES,
         "RLIMIT_NOFILE": 64,
         "RLIMIT_STACK": 8 << 20,
@@ -125,7 +125,7 @@ def encode_payload(
     }
     setup: dict[str, object] = {}
     if isolated:
-        limits["RLIMIT_NPROC"] = 64  # threads; outside a namespace it would count all that the user runs
+        limits["RLIMIT_NPROC"] = 64  # threads; outside a namespace it would count all processes of the user
         shown, hidden = visible_tree()
         setup = {"calls": seccomp.setup_numbers(), "devices": DEVICES, "readonly": shown, "hidden": hidden}
     shared = {"report": report, "uid": NOBODY}

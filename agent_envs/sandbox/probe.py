@@ -39,7 +39,7 @@ def available() -> dict[str, str]:
 
 def choose_backend(backend: str) -> str:
     """The backend that runs the code: ``backend`` itself, or namespaces for "auto", which is never unsafe.
-    Raises SandboxError: it does not work here."""
+    Raises SandboxError: the backend does not work here."""
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
     chosen = "namespaces" if backend == "auto" else backend

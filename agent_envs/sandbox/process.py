@@ -1,4 +1,4 @@
-"""One run: starts `child.monitor`, feeds it, reads what comes out, and never waits longer than its time limit."""
+"""One run: start `child.monitor`, feed it, read its output, and never wait longer than the time limit."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from agent_envs.sandbox.payload import encode, encode_payload, first_command
 
 CHUNK = 1 << 16  # bytes read at a time
-_GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, before it is killed itself
+_GRACE = 0.25  # seconds for the monitor to clean up after the deadline, before it is killed
 
 
 class SandboxError(RuntimeError):
@@ -30,7 +30,7 @@ class Completed:
 
     Attributes:
         stdout, stderr: printed text, with invalid UTF-8 replaced. Beyond ``max_output`` bytes the middle is left out.
-        returncode: as in `subprocess`: minus the signal that ended it, -9 after a timeout.
+        returncode: exit status, or minus the number of the signal that ended the program; -9 after a timeout.
         timed_out: the run was stopped at its time limit.
         truncated: part of ``stdout`` or ``stderr`` was left out.
     """
@@ -43,7 +43,7 @@ class Completed:
 
 
 class Capture:
-    """The first and the last half of a stream, in memory bounded whatever its length."""
+    """The first and the last ``limit / 2`` bytes of a stream, in bounded memory."""
 
     def __init__(self, limit: int):
         self.first, self.last, self.total = limit - limit // 2, limit // 2, 0
@@ -73,7 +73,7 @@ class Capture:
 def execute(
     backend: str, code: str, *, stdin: str = "", timeout: float = 5.0, memory_mb: int = 256, max_output: int = 20_000
 ) -> Completed:
-    """`run` without checks, on a backend by name. Raises SandboxError: the sandbox could not be made or broke."""
+    """Run a program on a backend, without the checks of `run`. Raises SandboxError: the sandbox could not be made or broke."""
     deadline = time.monotonic() + timeout
     out, err = Capture(max_output), Capture(max_output)
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def execute(
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-", ignore_cleanup_errors=True))
         reports, report = os.pipe()
         stack.callback(os.close, reports)
-        with os.fdopen(report, "wb"):  # ours to close as soon as the child has it
+        with os.fdopen(report, "wb"):  # closed here as soon as the child has it
             payload = encode_payload(backend, code, report, deadline, scratch, timeout, memory_mb) + encode(stdin)
             options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             options |= {"env": {}, "cwd": "/", "pass_fds": (report,), "start_new_session": True}
@@ -103,7 +103,7 @@ def execute(
 
 def _make_completed(backend: str, report_line: str, late: bool, out: Capture, err: Capture) -> Completed:
     kind, _, rest = report_line.partition(" ")
-    if backend == "unsafe" and kind not in ("exit", "timeout", "error"):  # the code ended those that watched it
+    if backend == "unsafe" and kind not in ("exit", "timeout", "error"):  # the code killed its monitor
         kind, rest = "exit", str(-signal.SIGKILL)
     if kind == "error" or (kind not in ("exit", "timeout") and not late):
         raise SandboxError(f"the sandbox ({backend}) failed: {rest or err.text()[-1000:] or 'it ended without a word'}")
@@ -114,7 +114,7 @@ def _make_completed(backend: str, report_line: str, late: bool, out: Capture, er
 def _communicate(
     process: subprocess.Popen, payload: bytes, reports: int, until: float, out: Capture, err: Capture
 ) -> str:
-    """Write and read until no process is left that could write the report, or time is over; return its first line."""
+    """Write and read until no process is left that could write the report, or time is over. Returns its first line."""
     assert process.stdin and process.stdout and process.stderr
     report, unsent, stdin = bytearray(), memoryview(payload), process.stdin.fileno()
     sinks: dict[int, Callable[[bytes], None]] = {
@@ -146,7 +146,7 @@ def _communicate(
 
 
 def _drain(fd: int, capture: Capture) -> None:
-    """What is still in the pipe: at most its capacity, for in the unsafe backend a process may go on writing."""
+    """Read the rest of a pipe, at most its capacity: in the unsafe backend, a process may continue to write."""
     with contextlib.suppress(BlockingIOError):
         for _ in range((1 << 20) // CHUNK):
             if not (data := os.read(fd, CHUNK)):

@@ -1,4 +1,4 @@
-"""Running untrusted code."""
+"""Run untrusted code."""
 
 import math
 import os
@@ -26,14 +26,15 @@ def run(
 
     Args:
         code: the source. It runs as ``main.py`` in an empty folder, with the standard library only.
-        timeout: seconds of wall time, the start of the interpreter included.
+        stdin: text of standard input.
+        timeout: seconds of wall-clock time, including the start of the interpreter.
         memory_mb: MiB of address space.
-        max_output: bytes of stdout, and as many of stderr, that are kept.
+        max_output: bytes kept of stdout and of stderr, each.
         backend: "auto" or "namespaces", or "unsafe": limits without isolation, never chosen by "auto".
 
     Raises:
         ValueError: for an argument out of range.
-        SandboxError: the backend does not work here, or the machine failed it; not for anything that the code does.
+        SandboxError: the backend does not work here, or it failed; never because of what the code does.
     """
     _check(code, stdin, timeout, memory_mb, max_output)
     backend = choose_backend(backend)
@@ -43,9 +44,9 @@ def run(
 def run_batch(
     codes: Sequence[str], *, stdin: str | Sequence[str] = "", backend: str = "auto", **limits
 ) -> list[Completed]:
-    """`run` for many programs, one per core at a time.
+    """Run many programs, one per core at a time.
 
-    ``stdin`` is one for all or one for each.
+    ``stdin`` is one string for all programs, or a sequence with one for each. For the rest see `run`.
     """
     if isinstance(codes, str):
         raise ValueError("codes must be a sequence of programs, got one string; use run for a single one")

@@ -1,7 +1,7 @@
 """The allowed system calls: a classic BPF filter (Linux, ``Documentation/userspace-api/seccomp_filter.rst``).
 
-Calls that are not listed get ENOSYS, at which the C library falls back on older ones. fork is not listed: one process, with
-threads, makes the memory limit exact and daemons impossible.
+Calls that are not listed return ENOSYS, so the C library falls back on older ones. fork is not listed: with one process and
+its threads, the memory limit is exact and no daemons are possible.
 """
 
 import errno
@@ -42,16 +42,16 @@ _AF_UNIX = 1
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _TERMINAL_AND_FLAGS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 
-# Calls that are let through for some arguments only: (which argument, mask, allowed values of its low 32 bits).
+# Calls that are allowed only with some arguments: (which argument, mask, allowed values of its low 32 bits).
 _ARGUMENTS = {
     "clone": (0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),
     "socket": (0, 0xFFFFFFFF, (_AF_UNIX,)),
     "socketpair": (0, 0xFFFFFFFF, (_AF_UNIX,)),
     "ioctl": (1, 0xFFFFFFFF, _TERMINAL_AND_FLAGS),
     "prctl": (0, 0xFFFFFFFF, (_PR_SET_NAME, _PR_GET_NAME)),
-    "prlimit64": (0, 0xFFFFFFFF, (0,)),  # of itself
+    "prlimit64": (0, 0xFFFFFFFF, (0,)),  # of the calling process only
 }
-# What `child.py` calls by number, because the C library has no function for it, or not in all versions.
+# System calls that `child.py` makes by number, because the C library has no functions for them, or not in all versions.
 _SETUP = {"clone": (56, 220), "pivot_root": (155, 41), "mount_setattr": (442, 442)}
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in the tables, AUDIT_ARCH_*
 

@@ -32,14 +32,14 @@ _MENU = "Commands"
 
 
 def wander(env: ToolEnv, rng: random.Random) -> Script:
-    """Any of the listed commands."""
+    """Give a random one of the listed commands."""
     text = env.first_observation
     while True:
         text = yield call("act", command=rng.choice(read_menu(_MENU, text)))
 
 
 def explore(env: ToolEnv, rng: random.Random) -> Script:
-    """One of the listed commands that it has given least often so far; those that only look come last."""
+    """Give one of the listed commands that were given least often so far; commands that only look come last."""
     text = env.first_observation
     given: Counter[str] = Counter()
     while True:
@@ -52,7 +52,7 @@ def explore(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
-    """The commands that the game's maker or ALFWorld's expert wins with."""
+    """Give the winning commands of the game's maker or of ALFWorld's expert."""
     commands = env.play.game.walkthrough
     if not commands:
         raise ValueError(f"the game {env.play.instance} comes without a walkthrough")
@@ -63,10 +63,10 @@ def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
 class ALFWorldEnv(ToolEnv):
     """Do a household task by giving commands in a world of words.
 
-    The agent reads its place, its task and the possible commands; others never reach the game. The episode terminates
-    when the task is done or can no longer be done.
+    The agent reads where it is, its task and the possible commands; other commands never reach the game. The episode
+    terminates when the task is done or can no longer be done.
 
-    ALFWorld (arXiv 2010.03768) as text, or any game of TextWorld (arXiv 1806.11532). TextWorld evaluates
+    The games are those of ALFWorld (arXiv 2010.03768) as text, or of TextWorld (arXiv 1806.11532). TextWorld evaluates
     expressions in game files: run only files that you trust.
 
     Install it with ``pip install alfworld`` and run ``alfworld-download`` once. For ``.z8`` games, install ``textworld``
@@ -77,7 +77,7 @@ class ALFWorldEnv(ToolEnv):
             ``"eval_out_of_distribution"`` (valid_unseen). For ``games``: ``"train"`` or ``"validation"``, by a digest of the
             game, or ``"all"``.
         data: ALFWorld's data folder (with ``json_2.1.1``); by default ``$ALFWORLD_DATA`` or ``~/.cache/alfworld``.
-        games: instead, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or
+        games: instead of ``data``, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or
             ``.tw-pddl``.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
@@ -141,7 +141,7 @@ class ALFWorldEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=game.won or game.lost)
 
     def anchor(self) -> Hashable:
-        """The game's last text and its commands, as in GiGPO's paper: the menu without the text would merge states."""
+        """The game's last text and its commands, as in GiGPO's paper: the menu without the text would merge different states."""
         return self.play.game.text, self.state_text()
 
     def state_text(self) -> str:

@@ -1,4 +1,4 @@
-"""What the tasks that end with an answer, right or wrong, have in common."""
+"""Shared parts of the tasks that end with a right or wrong answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def call(name: str, /, **arguments: Any) -> Turn:
 
 
 def score_answer(turn: Turn, done: bool, progress: float, is_right: Callable[[str], bool], **golds: Any) -> TurnOutcome:
-    """What a turn came to: ``progress`` and, at the end, whether the answer is right; ``golds`` are reported with it."""
+    """The outcome of a turn: the metric ``progress`` and, if ``done``, ``success``; ``golds`` are reported with the answer."""
     if not done:
         return TurnOutcome({"progress": progress})
     prediction = turn.answer or ""

@@ -21,12 +21,12 @@ from agent_envs.vector import vector_entry_point
 
 def _look_up(text: str) -> Turn:
     found = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text)
-    assert found is not None  # every request says who it is from
+    assert found is not None  # every request names its customer
     return call("find_customer", name=found[1], postcode=found[2])
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Finds the customer, and then cancels, or hands over, an order at random."""
+    """Find the customer, then cancel a random order or hand it over."""
     found = yield _look_up(env.first_observation)
     order = rng.choice(re.findall(r"O\d+", found) or ["O0"])
     if rng.random() < 0.5:
@@ -38,7 +38,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Serves cancellations and new addresses of orders named by number. What the shop refuses goes to a colleague."""
+    """Serve cancellations and new addresses of orders that are named by number; hand over what the shop refuses."""
     message = env.first_observation
     yield _look_up(message)
     for wish in re.split(r"(?<=[.!]) ", message):
@@ -58,7 +58,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def oracle(env: "APIEnv", rng: random.Random) -> Script:
-    """Makes the calls that the request was made with; a confirmation goes into the turn of what it confirms."""
+    """Make the calls that the request was generated from; ``confirm`` shares the turn of the call that it confirms."""
     calls = list(env.request.calls)
     while calls:
         turn = [calls.pop(0)]
@@ -72,13 +72,13 @@ class APIEnv(ToolEnv):
     """Serve a customer of a shop through its functions, and obey its policy.
 
     A message holds one to three wishes of 18 kinds. A wish that the policy forbids must be handed to a colleague with the
-    right reason. Calls that move money take effect after ``confirm``. An answer ends the episode; its words do not count.
+    right reason. Calls that move money take effect after ``confirm``. An answer ends the episode; its text does not count.
 
     Modelled on τ-bench (Yao et al., arXiv 2406.12045) and BFCL's stateful functions, without a simulated user.
 
     The episode is a success if its calls leave the shop in the right state and none broke the policy. The customer must
-    be found before any other call. No one else's record may be written to, and no value may change that the request
-    does not name. A wrong value in the right place can be corrected.
+    be found before any other call. Other customers' records must not be written to, and only values that the request
+    names may change. A wrong value in the right place can still be corrected.
 
     A digest of the request decides the split.
 
@@ -90,13 +90,13 @@ class APIEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     At reset ``info`` has ``source``, ``split``, ``instance`` and ``kinds`` (of wishes). Every step has ``progress``,
-    the share of the values to change that are right. ``wrong_writes`` counts records written to against the request or
-    the policy, and ``broken_rules`` names the rules. The last step adds ``success``.
+    the share of the values to change that are right. ``wrong_writes`` counts the records written to against the request
+    or the policy, and ``broken_rules`` names the broken rules. The last step adds ``success``.
 
     ``reset(options={"instance": n})`` picks an instance.
     """
 
-    # No price on repeats: a second confirm is as good as the first.
+    # No penalty for repeats: a second confirm is as valid as the first.
     REWARD = Reward(
         **{name: term for name, term in ANSWER_REWARD.items() if name != "repeat"},
         wrong=(-0.1, AtEnd(Metric("wrong_writes"))),
@@ -129,7 +129,7 @@ class APIEnv(ToolEnv):
         return TurnOutcome(metrics, {"broken_rules": list(broken)})
 
     def anchor(self) -> Hashable:
-        """What the shop's functions have said, and its state: two changes of one value may come in either order."""
+        """The results of the shop's functions, and its state: two changes of one value may come in either order."""
         return super().anchor(), json.dumps(self.shop.state, sort_keys=True)
 
 

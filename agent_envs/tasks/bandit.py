@@ -20,24 +20,24 @@ def _read(env: ToolEnv) -> tuple[str, ...]:
 
 
 def pull_any(env: ToolEnv, rng: random.Random) -> Script:
-    """Either arm."""
+    """Pull a random arm."""
     yield Turn(answer=rng.choice(_read(env)))
 
 
 def pull_first(env: ToolEnv, rng: random.Random) -> Script:
-    """The arm that is named first: as good as chance."""
+    """Pull the arm that is named first: as good as chance."""
     yield Turn(answer=_read(env)[0])
 
 
 def pull_risky(env: "BanditEnv", rng: random.Random) -> Script:
-    """The arm with the higher mean, whatever it pays in this episode."""
+    """Pull the arm with the higher mean, whatever it pays in this episode."""
     yield Turn(answer=env.arms.risky)
 
 
 class BanditEnv(ToolEnv):
     """Pull one of two arms, by name, once.
 
-    One arm always pays 0.1. The other, the more daring of the two names, pays 1 with probability 0.25, else nothing.
+    One arm always pays 0.1. The other, with the more daring name, pays 1 with probability 0.25, else nothing.
 
     After RAGEN (arXiv 2504.20073). Unlike there, names come in families ordered from prudent to daring (Tortoise, Ox,
     Wolf, Dragon), and any two of a family make a pair. A word is risky against one partner and safe against another.
@@ -51,8 +51,8 @@ class BanditEnv(ToolEnv):
     mean payoff of the arm) and ``success`` (1 for the risky arm), and ``arm``, empty if the answer is neither. The
     reward is the payoff; with the preset ``"expected"`` it is the mean payoff.
 
-    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Give rollouts that
-    are compared with each other different noise seeds.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, but different payoffs. Give rollouts
+    that are compared with each other different noise seeds.
     """
 
     REWARD = Reward(payoff=(1.0, Metric("payoff")))
@@ -83,7 +83,7 @@ class BanditEnv(ToolEnv):
         metrics = {"payoff": 0.0, "expected": 0.0, "success": float(arm == self.arms.risky)}
         if arm:
             metrics |= {"payoff": self.arms.pull(arm, self._noise), "expected": self.arms.expected(arm)}
-        over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
+        over = len(self.history.turns) + 1 >= self.max_turns  # the last turn is part of the game: no truncation
         return TurnOutcome(metrics, {"arm": arm}, terminated=over)
 
     def menu(self) -> dict[str, bool]:

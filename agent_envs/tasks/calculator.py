@@ -36,13 +36,13 @@ def _numbers(env: ToolEnv) -> list[str]:
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Two numbers of the problem with any operation between them; the answer is what comes back."""
+    """Compute two random numbers of the problem with a random operation, and answer with the result."""
     numbers = _numbers(env)
     found = yield compute(f"{rng.choice(numbers)} {rng.choice('+-*')} {rng.choice(numbers)}")
     yield Turn(answer=(re.findall(_NUMBER, found) or ["1"])[0])
 
 
-# What a sentence does to a running value, for a reader who knows a dozen phrases.
+# A dozen phrases, and what each does to a running value, {0}; {1} and {2} are the numbers in the phrase.
 _PHRASES = (
     (r"(\d+)% (?:of that|full)", "{0} * {1} / 100"),
     (r"(\d+)% (?:is|are|less|goes|of the pay)", "{0} * (100 - {1}) / 100"),
@@ -60,7 +60,7 @@ _PHRASES = (
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Begins with the first number and lets every phrase that it knows change it, in the order of the sentences."""
+    """Start with the first number, and apply every known phrase to it, in the order of the sentences."""
     value = _numbers(env)[0]
     sentences = re.split(r"(?<=[.?]) ", env.first_observation.replace(",", ""))
     known = [(found, step) for one in sentences for phrase, step in _PHRASES if (found := re.search(phrase, one))]
@@ -71,7 +71,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
-    """Works out one step after the other; of GSM8K's problems it only knows the answer."""
+    """Compute one step after the other, and give the answer. GSM8K's problems have no steps."""
     for step in env.problem.steps:
         yield compute(step)
     yield Turn(answer=number_text(env.problem.answer))
@@ -80,11 +80,11 @@ def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
 class CalculatorEnv(ToolEnv):
     """Solve a word problem of several steps with the help of a calculator.
 
-    ``calculate`` is exact. The episode terminates with an answer, which must be the exact
-    number. $, commas between thousands and trailing zeros do not matter.
+    ``calculate`` is exact. The episode terminates with an answer, which must be the exact number. $, commas between
+    thousands and trailing zeros do not matter.
 
     Problems are generated from 12 stories (shopping, journeys, tanks, wages, …) of 2 to 6 steps, with distractors.
-    A digest of the text decides the split. ``source="gsm8k"`` takes those of GSM8K (Cobbe et al., arXiv 2110.14168).
+    A digest of the text decides the split. ``source="gsm8k"`` takes the problems of GSM8K (Cobbe et al., arXiv 2110.14168).
 
     Args:
         source: ``"generated"`` or ``"gsm8k"``.
@@ -101,7 +101,7 @@ class CalculatorEnv(ToolEnv):
     ``reset(options={"instance": n})`` picks an instance, ``{"question": n}`` one of GSM8K's.
 
     Raises:
-        LookupError, FileNotFoundError: GSM8K is asked for and cannot be found.
+        LookupError, FileNotFoundError: GSM8K is requested and cannot be found.
     """
 
     REWARD = ANSWER_REWARD
@@ -122,9 +122,9 @@ class CalculatorEnv(ToolEnv):
         if data is not None and source != "gsm8k":
             raise ValueError('data is the place of GSM8K: give source="gsm8k" as well')
         self.split, self.difficulty, self.data = split, difficulty, data
-        if source == "gsm8k":  # fails here, not at the first reset, if it is not to be had
+        if source == "gsm8k":  # fail here, not at the first reset, if GSM8K cannot be found
             if difficulty != "normal":
-                raise ValueError("difficulty is of generated problems; GSM8K has its own")
+                raise ValueError('difficulty applies only to generated problems: leave it out with source="gsm8k"')
             from agent_envs.tasks.qa_data import stamp_places, warn_of_shared
 
             self._problems, self.questions, source = _gsm8k(split, data, stamp_places("gsm8k", data))
@@ -159,7 +159,7 @@ class CalculatorEnv(ToolEnv):
 
 @lru_cache(maxsize=4)
 def _gsm8k(split: str, data: str | None, places: tuple) -> tuple[tuple[Problem, ...], tuple[Question, ...], str]:
-    """The problems, their questions and their origin; ``places`` is only part of the key."""
+    """The problems, their questions and their origin; ``places`` is only part of the cache key."""
     from agent_envs.data import load_benchmark
 
     found = load_benchmark("gsm8k", split=split, data=data, questions_only=True)

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from agent_envs.games import countdown
-from agent_envs.generators.instances import check_choice, check_integers, check_options
+from agent_envs.generators.instances import check_choice, check_integers, check_options, check_pair
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -21,14 +21,14 @@ def _read(env: ToolEnv) -> tuple[list[str], int]:
 
 
 def any_expression(env: ToolEnv, rng: random.Random) -> Script:
-    """The numbers in any order with any operations between them: readable, and hardly ever right."""
+    """Join the numbers in random order by random operations: well-formed, but rarely right."""
     numbers, _ = _read(env)
     rng.shuffle(numbers)
     yield Turn(answer="".join(f"{number} {rng.choice('+-*/')} " for number in numbers[:-1]) + numbers[-1])
 
 
 def sums(env: ToolEnv, rng: random.Random) -> Script:
-    """Tries every way of adding and taking away, and gives the sum of all where none of them makes the target."""
+    """Try all sums and differences; if none makes the target, give the sum of all numbers."""
     numbers, target = _read(env)
     for signs in product("+-", repeat=len(numbers)):
         answer = " ".join(f"{sign} {number}" for sign, number in zip(signs, numbers, strict=True)).removeprefix("+ ")
@@ -40,7 +40,7 @@ def sums(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def solution(env: "CountdownEnv", rng: random.Random) -> Script:
-    """The expression that the puzzle was made from."""
+    """Give the expression that the puzzle was made from."""
     yield Turn(answer=env.puzzle.solution)
 
 
@@ -54,15 +54,15 @@ class CountdownEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the numbers, in ascending order, and the target.
-        numbers: how many numbers there are, at least and at most, within 2 to 8.
-        largest: the numbers are 1 to this, 5 at least. Targets are 10 to 99. Sums and differences solve about seven of
+        numbers: the smallest and the largest count of numbers, within 2 to 8.
+        largest: the numbers are 1 to ``largest``, at least 5. Targets are 10 to 99. Sums and differences solve about seven of
             eight puzzles with numbers up to 99, and one of three with numbers up to 12.
         max_turns: more than 1 forgives malformed turns; the last turn ends the game in any case.
         common: other arguments of `ToolEnv`.
 
     At reset ``info`` has ``source``, ``split``, ``numbers`` and ``target``. The step adds the metrics ``correct``,
-    ``format`` (1 for the right numbers and the wrong value) and ``success``, and ``value`` of the expression or
-    ``problem``.
+    ``format`` (1 for the right numbers and the wrong value) and ``success``. It also adds ``value`` (of the expression)
+    and ``problem``: strings, empty if there is none.
     """
 
     REWARD = Reward(correct=(1.0, Metric("correct")), format=(0.1, Metric("format")))
@@ -78,11 +78,8 @@ class CountdownEnv(ToolEnv):
     ):
         check_choice("split", split)
         self.split, self.largest = split, largest
-        for count in numbers:
-            check_integers(numbers=count)
+        check_pair("numbers", numbers, 2, 8)
         check_integers(5, largest=largest)
-        if len(numbers) != 2 or not 2 <= numbers[0] <= numbers[1] <= 8:
-            raise ValueError(f"numbers must be two counts in order, within 2 to 8, got {numbers!r}")
         self.counts = (numbers[0], numbers[1])
         if largest > 10_000:
             raise ValueError(f"largest must be in 5..10000, got {largest}")
@@ -110,7 +107,7 @@ class CountdownEnv(ToolEnv):
             problem = str(error)
         correct = float(not problem and value == self.puzzle.target)
         metrics = {"correct": correct, "format": float(not problem and not correct), "success": correct}
-        over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
+        over = len(self.history.turns) + 1 >= self.max_turns  # the last turn is part of the game: no truncation
         return TurnOutcome(metrics, {"value": "" if value is None else str(value), "problem": problem}, terminated=over)
 
 

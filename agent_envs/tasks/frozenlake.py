@@ -18,20 +18,20 @@ Action = Literal["Left", "Down", "Right", "Up"]
 
 
 def straight(env: "FrozenLakeEnv", rng: random.Random) -> Script:
-    """Reads the lake and takes the shortest way as if the ice did not slip, as few steps a turn as the budget needs."""
+    """Read the lake and take the shortest path as if the ice did not slip, the budget spread evenly over the turns."""
     text, turns = env.first_observation, env.max_turns
     while True:
         rows, position = frozenlake.read(text)
         left = read_left(text)
         count = min(env.actions_per_turn, -(-left // max(turns, 1)))
         path = frozenlake.shortest_path(rows, position)
-        assert path is not None  # lakes are made with a way to the goal, and nobody moves on from a hole
+        assert path is not None  # lakes are made with a path to the goal, and a hole ends the episode
         text = yield move_turn(path[:count])
         turns -= 1
 
 
 def best(env: "FrozenLakeEnv", rng: random.Random) -> Script:
-    """The best plan of every turn, knowing the ice, by value iteration; what chance leaves is the ceiling of the task."""
+    """Make the best plan of every turn by value iteration over slips: the task's ceiling with up to five actions a turn."""
     while True:
         turns = env.max_turns - len(env.history.turns)
         plan, _ = frozenlake.best_plan(env.lake, int(env.lake.s), turns, env.budget.left, env.actions_per_turn)
@@ -52,7 +52,7 @@ class FrozenLakeEnv(ToolEnv):
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the map up to rotation and reflection.
         size: rows and columns; 3 to 8.
-        frozen: how likely a cell is ice and not a hole; 0.5 to 0.95.
+        frozen: probability that a cell is ice and not a hole; 0.5 to 0.95.
         slippery: False for ice on which an action always goes where it points.
         max_actions: actions in the whole episode.
         actions_per_turn: actions in one turn.
@@ -62,7 +62,7 @@ class FrozenLakeEnv(ToolEnv):
     At reset ``info`` has ``source``, ``split``, ``board`` (a digest of the map) and ``shortest`` (the fewest actions
     to the goal on ice that does not slip). Every step adds the metrics ``goal``, ``hole``, ``moves`` and ``success``.
 
-    ``reset(seed=s, options={"noise_seed": i})`` gives the same lake for every i, and other slips.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same lake for every i, but different slips.
     """
 
     REWARD = Reward(goal=(1.0, Metric("goal")), invalid=(-0.1, Invalid()))
@@ -97,7 +97,7 @@ class FrozenLakeEnv(ToolEnv):
         )
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
-        self._longest = min(max_actions, actions_per_turn * max_turns)  # way to the goal; wrappers may give more turns
+        self._longest = min(max_actions, actions_per_turn * max_turns)  # path to the goal; wrappers may give more turns
 
     def move(self, actions: list[Action]) -> ToolResult:
         """take one step in each of these directions, in this order."""
@@ -121,7 +121,7 @@ class FrozenLakeEnv(ToolEnv):
         self.budget = Budget(self.actions_per_turn, self.max_actions)
         info = {"source": "generated", "split": self.split, "board": digest("\n".join(self.rows))}
         path = frozenlake.shortest_path(self.rows, self._position())
-        assert path is not None  # lakes are made with a way to the goal
+        assert path is not None  # lakes are made with a path to the goal
         return self.state_text(), {**info, "shortest": len(path)}
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
@@ -131,7 +131,7 @@ class FrozenLakeEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.end_turn())
 
     def menu(self) -> dict[str, bool]:
-        """The turns of one action, and whether it can lead to another cell, see `agent_envs.integrations.Menu`."""
+        """The turns of one action, each with whether it can lead to another cell; see `agent_envs.integrations.Menu`."""
         here = int(self.lake.s)
         leads = [any(to != here for _, to, *_ in self.lake.P[here][number]) for number in range(4)]
         return {self.format.write(move_turn([a])): lead for a, lead in zip(frozenlake.ACTIONS, leads, strict=True)}

@@ -1,4 +1,4 @@
-"""Several tools at once: the agent must know which of them has what."""
+"""Several tools at once: the agent must know which tool has which fact."""
 
 import random
 import re
@@ -22,7 +22,7 @@ _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """A tool at random, and an answer from what it says."""
+    """Call a random tool, and answer with a random number from its result."""
     question = env.first_observation
     numbers, names = re.findall(r"\d+", question) or ["1"], re.findall(_NAME, question)
     pick = rng.choice(names)
@@ -31,7 +31,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=rng.choice(re.findall(r"\d+", found) or ["unknown"]))
 
 
-# How an article says what a question calls by these nouns.
+# How articles word the facts that questions call by these nouns.
 _SAID = {
     "birthplace": "born in|comes from|birthplace of .+? is",
     "hometown": "formed in|hometown of .+? is",
@@ -44,7 +44,7 @@ _SAID = {
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Searches for the town or company that the question describes, asks the tables for its year, and never calculates."""
+    """Search for the town or company that the question describes, query the tables about it, and never calculate."""
     question = env.first_observation
     described = re.search(rf"({'|'.join(_SAID)}) of ({_NAME})", question)
     found, subject = "", (re.findall(_NAME, question[3:]) or ["x"])[-1]
@@ -63,26 +63,26 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def oracle(env: "MixedEnv", rng: random.Random) -> Script:
-    """Makes the calls that the question was made with, one a turn."""
+    """Make the calls that the question was generated from, one per turn."""
     for call in env.question.calls:
         yield Turn(calls=(call,))
     yield Turn(answer=env.question.answer)
 
 
 class MixedEnv(ToolEnv):
-    """Answer a question with a search engine, a database and a calculator, of which it takes one, two or all.
+    """Answer a question that needs one, two or all of a search engine, a database and a calculator.
 
-    Articles (``search``) tell birthplaces and the inhabitants of towns. Two tables (``query``) hold visitors of towns and
+    Articles (``search``) state birthplaces and the inhabitants of towns. Two tables (``query``) hold visitors of towns and
     accounts of companies by year. ``calculate`` is exact. No fact is in both places.
 
-    An example that takes both: "By how many thousands of dollars did the yearly revenue of the publisher of The Silent
-    River rise from 2015 to 2018?"
+    An example that needs search and a table: "By how many thousands of dollars did the yearly revenue of the publisher of
+    The Silent River rise from 2015 to 2018?"
 
     Questions are generated over a fictional MiniWiki world. The worlds of the two splits share no name.
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which tools the questions take, some of `agent_envs.generators.mixed.KINDS` (such as ``"search+query"``);
+        kinds: which tools the questions need, some of `agent_envs.generators.mixed.KINDS` (such as ``"search+query"``);
             all by default, in equal shares.
         entities: size of the world, in articles.
         world_seed: another seed gives another world of the same split.
@@ -91,7 +91,7 @@ class MixedEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     At reset ``info`` has ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``: the share of
-    the articles, cells and values that the question takes which the tools have shown. The last step adds ``success``,
+    the needed articles, cells and values that the tools have shown. The last step adds ``success``,
     ``prediction`` and ``gold``.
 
     ``reset(options={"instance": n})`` picks an instance.

@@ -25,7 +25,7 @@ def _delegate(env: "MixtureEnv", rng: random.Random, name: str) -> Script:
 
 
 def _interleave(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """(task, number of its question) for all questions of all tasks, those of each task spread evenly."""
+    """Pairs (task, number of its question) for all questions of all tasks, those of each task spread evenly."""
     places = [((i + 0.5) / count, id, i) for id, count in counts.items() for i in range(count)]
     return [(id, i) for _, id, i in sorted(places)]
 
@@ -40,28 +40,28 @@ def _weight_and_arguments(id: str, requested: Any) -> tuple[float, Mapping[str, 
 
 
 def _of_current(name: str) -> Any:
-    """A property that is read off the task at hand. Its setter only serves the constructor of `ToolEnv`."""
+    """A property that reads an attribute of the current task. Its setter does nothing: `ToolEnv.__init__` needs one."""
     return property(lambda self: getattr(self.current, name), lambda self, value: None)
 
 
 class MixtureEnv(ToolEnv):
     """Each episode is one of several tasks, drawn by weight.
 
-    Tools, format, budgets and reward are those of the task. ``info["task"]`` names it, and its own measure is ``score``
-    at the end.
+    Tools, format, budgets and reward are those of the task drawn. ``info["task"]`` names it; ``score`` is its own primary
+    metric, at the end.
 
     Args:
         tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``;
-            for a task with arguments of its own, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
+            for a task with its own arguments, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
         kwargs: arguments for all of the tasks, such as ``split`` or ``format``.
 
     ``reset(options={"task": id})`` picks the task; other options are passed on to it. If every task has a list of
-    questions, ``{"question": i}`` without a task is number ``i`` of the mixture: each question once whatever the
-    weights, the tasks spread evenly.
+    questions, ``{"question": i}`` without a task picks number ``i`` of the mixture. It has each question once, whatever
+    the weights, with tasks spread evenly.
     """
 
     PRIMARY_METRIC = "score"
-    TAKES_NOISE_SEED = True  # for those tasks that take it
+    TAKES_NOISE_SEED = True  # passed on to the tasks that take it
     SCRIPTS: ClassVar = {name: partial(_delegate, name=name) for name in ("random", "scripted", "oracle")}
 
     def __init__(self, tasks: Mapping[str, Any] | None = None, render_mode: str | None = None, **kwargs: Any):
@@ -75,7 +75,7 @@ class MixtureEnv(ToolEnv):
             split = arguments.pop("split", None) if lacks_split(spec) else None
             task = make_registered(spec, **arguments).unwrapped
             if not isinstance(task, ToolEnv):
-                raise ValueError(f"{id} is no environment of this kind")
+                raise ValueError(f"{id} is not a ToolEnv: leave it out of tasks")
             if split is not None:
                 task.hold_out(split)
             self.weights[id], self.tasks[id] = weight, task
@@ -90,7 +90,7 @@ class MixtureEnv(ToolEnv):
         self._places = _interleave({id: len(task.questions or ()) for id, task in self.tasks.items()})
         if all(task.questions is not None for task in self.tasks.values()):
             pairs = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
-            # Two tasks may have a question of one id each, and scores are kept by it.
+            # Two tasks may have questions with the same id, and scores are kept by id.
             self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in pairs)
 
     tools, format, reward, history, results = map(_of_current, ("tools", "format", "reward", "history", "results"))
@@ -101,9 +101,9 @@ class MixtureEnv(ToolEnv):
     state_text, describe_instance = map(_of_current, ("state_text", "describe_instance"))
     found_evidence = _of_current("found_evidence")
     fits = property(lambda self: self.current.fits, lambda self, value: setattr(self.current, "fits", value))
-    # Of the task that has the most: which comes next is not known.
+    # The largest of all tasks, because the next task is not known.
     max_turns = property(lambda self: max(task.max_turns for task in self.tasks.values()), lambda self, value: None)
-    # One that rewrites is enough: an episode of it is not one sequence.
+    # One task that rewrites its context is enough: its episode is not one sequence.
     context = property(
         lambda self: next((task.context for task in self.tasks.values() if task.context is not None), None),
         lambda self, value: None,
@@ -115,7 +115,7 @@ class MixtureEnv(ToolEnv):
 
     @property
     def count_tokens(self) -> Callable[[str], int] | None:
-        """The function that counts tokens; setting it sets that of all tasks."""
+        """The function that counts tokens; setting it sets it for all tasks."""
         return self.current.count_tokens
 
     @count_tokens.setter
@@ -134,7 +134,7 @@ class MixtureEnv(ToolEnv):
         if id is None:
             shares = list(self.weights.values())
             id = list(self.tasks)[self.np_random.choice(len(shares), p=[share / sum(shares) for share in shares])]
-        self.current._running = False  # stays so where the options are rejected
+        self.current._running = False  # it stays False if the options are rejected
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
         self.id, self.current = id, self.tasks[id]

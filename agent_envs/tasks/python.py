@@ -1,4 +1,4 @@
-"""Questions that take a program."""
+"""Questions that are answered with the help of a program."""
 
 import random
 import re
@@ -22,13 +22,13 @@ from agent_envs.vector import vector_entry_point
 
 @dataclass(frozen=True)
 class PythonTool:
-    """Runs programs in `agent_envs.sandbox`, those of a batch side by side.
+    """A tool that runs programs in `agent_envs.sandbox`, those of a batch in parallel.
 
     Args:
-        backend: of the sandbox.
-        timeout: seconds of a run.
-        memory_mb: MiB that a run may use.
-        max_output: characters of a result that the agent gets to read, and bytes that are kept of each stream.
+        backend: backend of the sandbox, see `agent_envs.sandbox.run`.
+        timeout: seconds per run.
+        memory_mb: MiB per run.
+        max_output: characters of a result that the agent reads, and bytes kept of stdout and of stderr.
     """
 
     name: ClassVar[str] = "python"
@@ -48,7 +48,7 @@ class PythonTool:
         return "python", self.backend, self.timeout, self.memory_mb, self.max_output
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Run programs side by side. A result is what one printed, and ``ok`` where it exited with 0."""
+        """Run programs in parallel. A result holds what a program printed, and is ``ok`` if the exit status is 0."""
         limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
         runs = sandbox.run_batch([code for code in codes if len(code) <= MAX_CODE], backend=self.backend, **limits)
@@ -67,13 +67,13 @@ class PythonTool:
 
 
 def _shorten(text: str, longest: int) -> str:
-    """The beginning and the end: a result is printed last, and the last lines of a traceback say what was wrong."""
+    """Keep the beginning and the end: results are printed last, and the last lines of a traceback name the error."""
     half = (longest - len(_LEFT_OUT)) // 2
     return text if len(text) <= longest or half <= 0 else text[:half] + _LEFT_OUT + text[-half:]
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Computes something with two numbers of the question."""
+    """Compute something with two numbers of the question, and answer with the result."""
     numbers = list(map(int, re.findall(r"\d+", env.first_observation) or ["1"]))
     found = yield call("python", code=f"print({rng.choice(numbers)} {rng.choice('+-*')} {rng.choice(numbers)})")
     yield Turn(answer=(re.findall(r"-?\d+", found) or ["0"])[-1])
@@ -87,7 +87,7 @@ _SEQUENCE = re.compile(
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Can write two programs, one for dates and one for sequences; of all other questions it counts the words."""
+    """Write one of two programs, for dates or for sequences; for all other questions, count the words."""
     question = env.first_observation
     code = f"print({len(question.split())})"
     if found := _DATE.search(question):
@@ -104,7 +104,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def oracle(env: "PythonEnv", rng: random.Random) -> Script:
-    """Runs a program that solves the puzzle, and gives the gold answer."""
+    """Run a program that solves the puzzle, and give the gold answer."""
     yield call("python", code=env.puzzle.program)
     yield Turn(answer=env.puzzle.answer)
 
@@ -117,15 +117,15 @@ class PythonEnv(ToolEnv):
     a date.
 
     Fifteen kinds of puzzles are generated (numbers, dates, texts, a table, a graph, …). A digest of the question
-    decides the split. Without isolation, `reset` raises `SandboxError`; ``sandbox="unsafe"`` does without
+    decides the split. If isolation is not available, `reset` raises `SandboxError`; ``sandbox="unsafe"`` runs without it
     (docs/sandbox.md).
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which puzzles, some of `agent_envs.generators.puzzles.KINDS`; all by default.
+        kinds: kinds of puzzles, some of `agent_envs.generators.puzzles.KINDS`; all by default.
         sandbox: backend of the sandbox, see `agent_envs.sandbox.run`.
-        timeout: seconds for a program.
-        memory_mb: MiB for a program.
+        timeout: seconds per program.
+        memory_mb: MiB per program.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
@@ -161,7 +161,7 @@ class PythonEnv(ToolEnv):
         super().__init__((tool,), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        choose_backend(self.sandbox)  # here, and not at the first call, where the agent would have to read it
+        choose_backend(self.sandbox)  # fail here: at the first call, the agent would read the error
         number = choose_instance(self.np_random, options)
         self.puzzle = draw(lambda rng: make_puzzle(rng, self.kinds), self.split, f"python:{number}")
         self._printed = False

@@ -51,12 +51,12 @@ class QAEnv(ToolEnv):
         max_turns: turns before truncation.
         max_chars: characters of each passage that a search shows; a longer one is cut at a sentence or word, and
             marked.
-        passage_tokens: tokens of each passage that a search shows, counted by ``tokenizer``, besides ``max_chars``.
+        passage_tokens: a second limit on each passage that a search shows, in tokens of ``tokenizer``. None: no limit.
         read: adds a second tool, ``read``, that opens an article in full by its title.
         judge: arguments of `agent_envs.judge.Judge`, for the reward term ``judge``. Off by default.
         instructions: the task in a sentence or two, in your words.
         source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki,
-            what world. The rest are the arguments of `ToolEnv`.
+            which world. The others are arguments of `ToolEnv`.
 
     At reset ``info`` has ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
     ``support_recall``, the share of gold passages found; `evidence` and `shows` define what counts. The last step adds
@@ -79,7 +79,7 @@ class QAEnv(ToolEnv):
     )
     PRESETS = {  # noqa: RUF012
         "search_r1": Reward(answer=(1.0, AtEnd(Metric("em")))),
-        "agent_r1": Reward(  # −1 + format + 1 where the answer holds a gold answer, .2 where the last turn mentions one
+        "agent_r1": Reward(  # −1 + format + 1 if the answer holds a gold answer, 0.2 if only the last turn mentions one
             answer=(0.8, AtEnd(Gate(Metric("substring_em"), _HALF_FORMED))),
             mention=(0.2, AtEnd(Gate(Metric("mentioned"), _HALF_FORMED))),
             format=(1.0, AtEnd(Minus(ThoughtfulFormat(), 1.0))),
@@ -140,13 +140,13 @@ class QAEnv(ToolEnv):
         number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
         self.question = self.questions[number]
         self._gold = set(self.question.supporting_paragraphs or map(html.unescape, self.question.supporting_titles))
-        self._found: set[str] = set()  # what the agent has been shown of it
-        self._brought_up: set[str] = set()  # all that it has been shown
+        self._found: set[str] = set()  # gold passages that the agent has been shown
+        self._brought_up: set[str] = set()  # all passages that the agent has been shown
         info = {"source": self.task.source, "question_id": self.question.id, "type": self.question.type or ""}
         return self.question.question, info
 
     def anchor(self) -> tuple[str, ...]:
-        """The gold passages found so far, and with them the hop."""
+        """The gold passages found so far, which also identify the hop."""
         return tuple(sorted(self._found))
 
     def describe_source(self) -> str:
@@ -171,11 +171,11 @@ class QAEnv(ToolEnv):
         return [key in self._found for key in self.question.supporting_paragraphs or titles]
 
     def evidence(self, passage: Passage) -> str:
-        """The key of a passage: of its text where the question knows its gold paragraphs, else its title."""
+        """The key of a passage: of its text if the gold paragraphs of the question are known, else its title."""
         return paragraph_key(passage.text) if self.question.supporting_paragraphs else html.unescape(passage.title)
 
     def shows(self, tool: Tool, passage: Passage) -> bool:
-        """Whether a passage that a tool returned counts as shown: not if it is a gold one with the answer after the cut."""
+        """Whether a passage that a tool returned counts as shown; a gold passage that is cut before its answer does not."""
         if not isinstance(tool, SearchTool) or not self.is_gold(passage) or self._asks_verdict():
             return True
         return not self._covers(passage.text) or bool(self._covers(tool.show(1, passage)))
@@ -222,7 +222,7 @@ def _check_names(benchmark: str, arguments: Mapping[str, Any]) -> None:
     for name in sorted(set(arguments) - set(known)):
         near = difflib.get_close_matches(name, known, 1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        # In Python's words, which libraries look for when they try arguments that an environment may not have.
+        # In Python's words: libraries look for them when they try arguments that an environment may not take.
         raise TypeError(f"{benchmark} got an unexpected keyword argument {name!r}{meant}; known: {known}")
 
 

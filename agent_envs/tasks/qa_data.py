@@ -6,27 +6,26 @@ import os
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
-from agent_envs.data.local import keep_dataset, open_index, stamp
+from agent_envs.data.local import CACHE_VARIABLE, keep_dataset, open_index, stamp
 from agent_envs.data.question import paragraph_key
+from agent_envs.data.sources import DATA_VARIABLE
 from agent_envs.generators.instances import check_choice, check_integers
 from agent_envs.generators.miniwiki import World, make_question
 from agent_envs.tools.search import FOUND
 
-STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
+STAND_IN = "STAND-IN for"  # prefix of a source whose questions replace the requested ones
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa", "miniwiki", "own")
 MINIWIKI_TYPES = ("bridge", "compositional")
-PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
-_READ_THROUGH = 1_000_000  # passages of the largest corpus that is read through for the gold paragraphs
+_READ_THROUGH = 1_000_000  # passages; larger corpora are not scanned for the gold paragraphs
 _SPLITS = {"train": "train", "validation": "heldout"}
 
 
@@ -34,8 +33,8 @@ _SPLITS = {"train": "train", "validation": "heldout"}
 class QATask:
     """Questions of a benchmark, a searcher over its corpus, and its metric.
 
-    ``source`` is the origin of the questions for reports; ``warning``, that they are a stand-in. The first of
-    ``drawn`` questions are a random sample; those of a file stand in some order. ``training`` loads the training questions.
+    ``source`` names the origin of the questions for reports; ``warning`` is not empty if they are a stand-in. If ``drawn``,
+    the first n questions are a random sample; those of a file keep its order. ``training`` loads the training questions.
     """
 
     name: str
@@ -57,29 +56,30 @@ class QATask:
         return max(candidates, key=lambda answer: sum(self.normalize(answer) in own for own in golds))
 
     def score(self, prediction: str, golds: Sequence[str]) -> scoring.Scores:
-        """Scores by the metric of the benchmark."""
+        """Score a prediction by the metric of the benchmark."""
         return scoring.answer_scores(prediction, golds, self.normalize)
 
 
 def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments) -> QATask:
-    """Load questions and searcher of a benchmark, once a process.
+    """Load the questions and the searcher of a benchmark, once per process.
 
-    With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``.
+    With ``holdout=n``, both splits are *training* questions: every n-th (of "own", a random one in n) is for ``"validation"``.
 
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index``: a folder
     built by ``python -m retrieval_index build``, or the URL of a server. Bamboogle, NQ, TriviaQA and PopQA have no passages
-    of their own and need ``index`` or ``corpus``. With ``source="auto"``, MiniWiki replaces a benchmark that no place has,
+    of their own and need ``index`` or ``corpus``. With ``source="auto"``, MiniWiki replaces a benchmark that cannot be found,
     with a warning. MiniWiki takes the arguments of `miniwiki`, "own" those of `agent_envs.data.own.load_own`; its ``data`` may
     be a `datasets.Dataset` or `DatasetDict` too, see `agent_envs.data.local.keep_dataset`.
 
     Raises:
-        ValueError: an unknown benchmark or split, or a ``holdout`` that is no number of questions (1 only for "own").
-        TypeError: an argument that the benchmark does not take.
+        ValueError: for an unknown benchmark or split, or an invalid ``holdout`` (1 is valid only for "own").
+        TypeError: for an argument that the benchmark does not take.
     """
     check_choice("benchmark", benchmark, BENCHMARKS)
     check_choice("split", split)
-    _check_whole("holdout", holdout, () if benchmark == "own" else (1,))
-    _check_whole("split_seed", arguments.get("split_seed", 0))
+    check_integers(0, holdout=holdout, split_seed=arguments.get("split_seed", 0))
+    if holdout == 1 and benchmark != "own":
+        raise ValueError("holdout must be 0, or at least 2, got 1")
     if "data" in arguments:
         arguments["data"] = keep_dataset(arguments["data"])
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
@@ -93,30 +93,25 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     return task
 
 
-def _check_whole(name: str, value: Any, without: Collection[int] = ()) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0 or value in without:
-        least = "0, or at least 2" if without else "at least 0"
-        raise ValueError(f"{name} must be a whole number, {least}, got {value!r}")
-
-
 def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) -> tuple:
-    """The part of a cache's key that changes when a benchmark lies elsewhere, or was changed there."""
-    place = data or os.environ.get(PLACES[0])
+    """The part of a cache key that changes when the place of a benchmark changes, or its files do."""
+    place = data or os.environ.get(DATA_VARIABLE)
     path = Path(place).expanduser() if place else None
     folder = path.parent if path and path.is_file() else path  # where its passages and aliases are
     inside = folder / benchmark if folder else None  # where FlashRAG has its files
-    return *map(os.environ.get, PLACES), os.getcwd(), stamp(folder), stamp(inside), stamp(corpus, deep=True)
+    variables = map(os.environ.get, (DATA_VARIABLE, CACHE_VARIABLE))
+    return *variables, os.getcwd(), stamp(folder), stamp(inside), stamp(corpus, deep=True)
 
 
 def warn_of_shared(data: str | None, advice: str = "") -> None:
-    """Warn of a file of questions, which is taken for both splits."""
+    """Warn if ``data`` is a single file, which is used for both splits."""
     if data and Path(data).expanduser().is_file():
         both = "has the questions of both splits: what is trained on is evaluated on too"
-        warnings.warn(f"{data} is a file, and so {both}. Give a folder with a file of each{advice}", stacklevel=3)
+        warnings.warn(f"{data} is a file, and so {both}. Give a folder with a file per split{advice}", stacklevel=3)
 
 
 def source_parameters(benchmark: str) -> list[str]:
-    """The arguments of its own that a benchmark takes in `load`, beside ``holdout``."""
+    """Names of the arguments that `load` takes for this benchmark only, besides ``holdout``."""
     check_choice("benchmark", benchmark, BENCHMARKS)
     loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
     parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
@@ -125,13 +120,13 @@ def source_parameters(benchmark: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
-    """``places`` only serves the cache's key."""
+    """Load and cache a task; ``places`` is only part of the cache key."""
     task = _load_split(benchmark, split, places, holdout, **arguments)
     return replace(task, training=partial(_load_training_questions, benchmark, places, holdout, **arguments))
 
 
 def _load_training_questions(benchmark: str, places: tuple, holdout: int, **arguments) -> Sequence[Question]:
-    """The training questions; none where no place has them. Those of a real benchmark without their passages."""
+    """Load the training questions, for a real benchmark without passages. Returns () if they cannot be loaded."""
     where = {name: arguments[name] for name in ("data", "source") if name in arguments}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -188,8 +183,8 @@ def _with_searcher(benchmark: str, found: Benchmark, index) -> QATask:
 
 
 def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_index.Searcher) -> tuple[Question, ...]:
-    """Drop the gold paragraphs of questions where the corpus lacks one, as another edition of Wikipedia does: titles count
-    then. The corpus of a server, or of more than a million passages, is not read."""
+    """Drop the gold paragraphs of a question if the corpus lacks one, as another edition of Wikipedia may: its titles count
+    then. The corpus of a server, or of more than a million passages, is not read, and titles count for all questions."""
     if not any(question.supporting_paragraphs for question in questions):
         return tuple(questions)
     corpus, known = getattr(searcher, "corpus", ()), set()
@@ -204,11 +199,11 @@ def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_in
 
 @lru_cache(maxsize=4)
 def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
-    """A searcher over a folder, until it is built again, or a server. Benchmarks and splits share it."""
+    """Open an index folder or a server. Benchmarks and splits share the searcher until the folder is built again."""
     if index.startswith(("http://", "https://")):
         remote = retrieval_index.RemoteSearcher(index)
         try:
-            remote.search(["Wikipedia"], 1)  # a wrong address is known before an episode begins
+            remote.search(["Wikipedia"], 1)  # report a wrong address before an episode begins
         except (retrieval_index.SearchFailed, ValueError) as error:
             advice = "start its server (python -m retrieval_index serve --index FOLDER), or correct the URL"
             raise retrieval_index.SearchFailed(f"index: {error}: {advice}") from error
@@ -218,11 +213,11 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
 
 @lru_cache(maxsize=16)
 def check_depth(server: retrieval_index.RemoteSearcher, passages: int) -> None:
-    """Raise a ValueError where a server does not give so many passages a query: else each call would fail."""
+    """Raise a ValueError if a server does not allow this number of passages per query, as every call would fail."""
     try:
         server.search(["Wikipedia"], passages)
     except ValueError as error:
-        advice = f"ours is started with --max-topk {passages}; or ask for fewer: k, and read=True asks for {FOUND}"
+        advice = f"start its server with --max-topk {passages}, or lower k (read=True asks for {FOUND})"
         raise ValueError(f"index: {error}: {advice}") from None
 
 
@@ -249,7 +244,7 @@ def miniwiki(
         split: ``"train"``, or ``"validation"`` for a world that shares no entity name with any training world.
         entities: size of the world, in articles.
         types: question types, drawn in equal shares.
-        hops: length of the chain in bridge and compositional questions, 2 to 4; several are drawn in equal shares.
+        hops: length of the chain in bridge and compositional questions, 2 to 4; several lengths are drawn in equal shares.
         difficulty: see `agent_envs.generators.miniwiki.World`.
         world_seed: another seed gives another world of the same split.
         questions: how many different questions to draw.

@@ -15,7 +15,7 @@ from agent_envs.types import Turn
 from agent_envs.utils.scripts import Script
 from retrieval_index import Passage
 
-# What may answer a question with these words in it; names for all others.
+# Patterns of answers to questions with these words; the pattern of names ("") is for all other questions.
 _CANDIDATES = {
     "when": r"(?:\d{1,2} )?(?:[A-Z][a-z]+ )?(?:\d{1,2}, )?\b[12]\d{3}\b",
     "how many": r"\b(?!(?:1[5-9]|20)\d\d\b)\d[\d,.]*\b(?! [A-Z])",  # neither years nor days of a month
@@ -35,17 +35,17 @@ def search(query: str, thought: str | None = None) -> Turn:
 
 
 def oracle(env: Any, rng: random.Random) -> Script:
-    """Searches for each gold title, or the question where none is known, and gives the gold answer."""
+    """Search for each gold title, or for the question if none is known, and give the gold answer."""
     titles = env.question.supporting_titles or (env.question.question,)
-    for title in dict.fromkeys(titles):  # two gold paragraphs may share one
+    for title in dict.fromkeys(titles):  # two gold paragraphs may share a title
         yield search(title)
     yield Turn(answer=env.question.answer.strip())
 
 
 def early_stopping(env: Any, rng: random.Random, continue_probability: float = 0.3) -> Script:
-    """Searches and reads correctly, and stops too early: imitating it teaches the tools and not the task.
+    """Search and read correctly, but stop too early: SFT on this script teaches the tools and not the task.
 
-    After each article it names the fact that it looked up, and follows it with ``continue_probability``; else it answers.
+    After each article the script notes the fact that it looked up. It continues with ``continue_probability``; else it answers.
     Its exact match on questions of n hops is ``continue_probability ** (n - 1)``.
     """
     hops = _hops(env.question)
@@ -62,11 +62,11 @@ def early_stopping(env: Any, rng: random.Random, continue_probability: float = 0
 def careless(
     env: Any, rng: random.Random, continue_probability: float = 0.3, mistake_probability: float = 0.5
 ) -> Script:
-    """Searches, reads and compares correctly, but stops too early and confuses names.
+    """Search, read and compare correctly, but stop too early and confuse names.
 
-    After each article it notes the fact and what else the question asks for, and continues with ``continue_probability``;
-    else it answers what it has found so far. Of two names for a fact it takes the wrong one with ``mistake_probability``.
-    Takes questions whose ``decomposition`` names each article, as MiniWiki's does.
+    After each article the script notes the fact and what else the question asks for. It continues with
+    ``continue_probability``; else it answers what it has found so far. Of two names for a fact it takes the wrong one with
+    ``mistake_probability``. It needs questions with a ``decomposition`` that names each article, as MiniWiki's do.
     """
     question: Question = env.question
     steps: Sequence[Mapping[str, Any]] = question.decomposition or ()
@@ -89,7 +89,7 @@ def careless(
 
 
 def note_fact(step: Mapping[str, Any], found: str) -> str:
-    """Write a step of a decomposition as a thought: whose fact, which one, and the article's text on it.
+    """Write a step of a decomposition as a thought: the entity, its property, and what was found.
 
     >>> note_fact({"question": "founder of Iron Owl Band?", "reference": True}, "Night Trio")
     "Iron Owl Band, founder: Night Trio's"
@@ -106,8 +106,8 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
 
 
 def what_next(question: Question, number: int) -> str:
-    """The end of a thought after a step: the other one of two that are compared; else whether the fact is the one that was
-    asked for. "" where the article refers to another one, or nothing is left to compare."""
+    """The end of a thought after a step: in a comparison, the article to read next; else whether the fact is what was
+    asked for. Returns "" if the article refers to another one, or if nothing is left to compare."""
     steps = question.decomposition or ()
     if "reference" in steps[number]:
         return ""
@@ -117,7 +117,7 @@ def what_next(question: Question, number: int) -> str:
 
 
 def compare_next(question: str, title: str) -> str:
-    """The end of a thought: what a question that compares asks for in time, and the article to be read next.
+    """The end of a thought: which time a comparison asks for, if any, and the article to read next.
 
     >>> compare_next("Which film was released later, A or B?", "B"), compare_next("Do A and B share a river?", "B")
     ('; later; then B', '; then B')
@@ -163,18 +163,18 @@ def asked_time(question: str) -> str:
 
 
 def constant(env: Any, rng: random.Random) -> Script:
-    """Gives one answer to every question: `QATask.constant`."""
+    """Give the same answer to every question: `QATask.constant`."""
     yield Turn(answer=env.task.constant)
 
 
 def scripted(env: Any, rng: random.Random) -> Script:
-    """The stronger one of two: `rule` for the questions of a benchmark, `heuristic` for MiniWiki's."""
+    """The stronger of two scripts: `rule` for the questions of a benchmark, `heuristic` for MiniWiki's."""
     return (heuristic if env.task.drawn else rule)(env, rng)
 
 
 def rule(env: ToolEnv, rng: random.Random) -> Script:
-    """Answers "yes" to yes/no questions, the first of two options, else the first name, date or number of the sentence that
-    one search finds."""
+    """Answer "yes" to yes/no questions, and the first of two options if the question offers them. Else search once, and
+    answer with the first name, date or number of the sentence most like the question."""
     question = env.first_observation.strip()
     if _YES_NO.match(question):
         yield Turn(answer="yes")
@@ -203,15 +203,15 @@ def first_option(question: str) -> str:
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Searches for a word of the question, and answers with a name from the result."""
+    """Search for a random word of the question, and answer with a random name from the result."""
     found = yield search(rng.choice(env.first_observation.split()))
     names = re.findall(_CANDIDATES[""], found)
     yield Turn(answer=rng.choice(names) if names else "unknown")
 
 
 def _hops(question: Question) -> list[tuple[str, str, str]]:
-    """The reading steps to the answer, each (title, fact to look up there, the article's text); the gold titles in order
-    where a benchmark does not say them."""
+    """The reading steps to the answer, each (title, fact to look up there, what is found). Without a decomposition, the gold
+    titles in order."""
     steps = question.decomposition or ()
     if steps and all("title" in step for step in steps):
         titles, found = [step["title"] for step in steps], [step["answer"] for step in steps]
@@ -219,13 +219,13 @@ def _hops(question: Question) -> list[tuple[str, str, str]]:
     else:
         facts = titles = list(dict.fromkeys(question.supporting_titles)) or [question.question]
         found = [*titles[1:], ""]
-    found[-1] = question.answer  # a comparison asks for more than the last article says
+    found[-1] = question.answer  # a comparison asks for more than the last article states
     return list(zip(titles, facts, found, strict=True))
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Searches the question, then the name in the sentence most like it, and answers from the sentence most like the
-    question. Never looks at the gold."""
+    """Search for the question, then for a name in the sentence most like it, and answer from the sentence most like the
+    question. Gold titles and answers are not used."""
     question = env.first_observation
     found = yield search(question)
     bridge = _clue(found, question, question, "")
@@ -243,7 +243,7 @@ def _kind(question: str) -> str:
 
 
 def _clue(observation: str, question: str, known: str, kind: str) -> str:
-    """The first name, date or number that is not in ``known``, from the sentence that shares most with the question."""
+    """The first name, date or number that is not in ``known``, from the sentence that shares most words with the question."""
     wanted, known = _stems(question), known.lower()
     best, clue = -1.0, ""
     for title, text in read_shown(observation):
@@ -257,7 +257,7 @@ def _clue(observation: str, question: str, known: str, kind: str) -> str:
 
 
 def _stems(text: str) -> set[str]:
-    """Beginnings of the words: "directed" and "director" count as one."""
+    """The first five letters of the words, so that "directed" and "director" are equal."""
     return {word[:5] for word in re.findall(r"\w+", text.lower()) if word not in _COMMON}
 
 
@@ -265,16 +265,15 @@ def _stems(text: str) -> set[str]:
 
 _WORD = r"(?:[^\W_a-zß-ÿ]|\d)[\w'’.\-]*"  # begins with a capital or a digit
 _NAME = re.compile(rf"{_WORD}(?:,? (?:(?:a|and|at|de|du|for|in|la|le|of|on|the|to|van|von|&) )*{_WORD})*")
-_BRACKETS = re.compile(r"\s*\([^()]*\)$")  # what tells articles of one name apart, which texts do not repeat
+_BRACKETS = re.compile(r"\s*\([^()]*\)$")  # tells articles of the same name apart; texts do not repeat it
 _VERDICTS = {"yes", "no"}
 
 
 def reader(env: Any, rng: random.Random) -> Script:
-    """Searches for the question, then for titles and names *that it has read*, and answers once the answer stands in what it
-    has read; stuck, it answers "unknown".
+    """Search for the question, then for titles and names *that were read*, and answer once the text read holds the answer.
 
-    It uses the gold passages and the gold answer only to choose among what a reader could write: a demonstrator that types
-    gold titles out of nowhere teaches to invent queries.
+    If no search can help, the script answers "unknown". It uses the gold passages and the gold answer only to choose among
+    what a reader could write. A demonstrator that writes gold titles it has not read teaches models to invent queries.
     """
     read, gold_text, queries = [env.first_observation], "", [env.first_observation.strip()]
     while True:
@@ -295,7 +294,7 @@ def reader(env: Any, rng: random.Random) -> Script:
 
 
 def _find_answer(env: Any, gold_text: str) -> str | None:
-    """The answer if it can be told: of a comparison from all gold passages, any other from one that holds it."""
+    """The answer if it can be known: for a comparison from all gold passages, else from one that holds it."""
     question, text = env.question, gold_text
     is_verdict = {_fold(answer) for answer in question.golds} <= _VERDICTS
     if is_verdict or "comparison" in (question.type or ""):
@@ -304,7 +303,7 @@ def _find_answer(env: Any, gold_text: str) -> str | None:
 
 
 def _choose_query(env: Any, read: list[str], queries: list[str]) -> str | None:
-    """The title of a missing gold passage, if it is in what was read; else a name that finds one."""
+    """The title of a missing gold passage, if it is in the text read so far; else a name in that text that finds one."""
     text = "\n".join(read)
     titles = [name for title in env.missing_titles() for name in (title, _BRACKETS.sub("", title))]
     known = _best_query(env, (title for title in titles if _stands_in(title, text)), queries)
@@ -312,7 +311,7 @@ def _choose_query(env: Any, read: list[str], queries: list[str]) -> str | None:
 
 
 def _best_query(env: Any, candidates: Iterable[str], queries: list[str]) -> str | None:
-    """The candidate that ranks a missing gold passage first, the longest of equals; None where none of them finds one."""
+    """The candidate that ranks a missing gold passage highest, of equal ones the longest; None if none finds one."""
     found = []
     for query in dict.fromkeys(c for c in candidates if c not in queries):
         ranks = [rank for rank, passage in enumerate(_find(env, query)) if env.is_gold(passage, missing=True)]
@@ -321,7 +320,7 @@ def _best_query(env: Any, candidates: Iterable[str], queries: list[str]) -> str 
 
 
 def _find(env: Any, query: str) -> list[Passage]:
-    """What a search shows, without a search in the episode."""
+    """The passages that a search would show, without a call in the episode."""
     tool = cast(SearchTool, env.tools["search"])
     return tool.searcher.search([query], tool.k)[0]
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from agent_envs.games import sokoban
 from agent_envs.games.boards import Budget, move_turn, read_left, wander
-from agent_envs.generators.instances import check_choice, check_integers, check_options, digest
+from agent_envs.generators.instances import check_choice, check_integers, check_options, check_pair, digest
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -18,7 +18,7 @@ Action = Literal["Up", "Down", "Left", "Right"]
 
 
 def push_closer(env: "SokobanEnv", rng: random.Random) -> Script:
-    """Reads the board, and makes the nearest push that brings a box closer to a target; any step where there is none."""
+    """Read the board, and make the nearest push that brings a box closer to a target, or a random step if there is none."""
     text = env.first_observation
     while True:
         level = sokoban.read(text)
@@ -27,7 +27,7 @@ def push_closer(env: "SokobanEnv", rng: random.Random) -> Script:
 
 
 def shortest(env: "SokobanEnv", rng: random.Random) -> Script:
-    """A shortest solution, as many actions a turn as may be."""
+    """Make the moves of a shortest solution, ``actions_per_turn`` in each turn."""
     plan = sokoban.solve(env.level)
     assert plan is not None  # levels are made from their solution
     for start in range(0, len(plan), env.actions_per_turn):
@@ -37,9 +37,9 @@ def shortest(env: "SokobanEnv", rng: random.Random) -> Script:
 class SokobanEnv(ToolEnv):
     """Push every box onto a target, in a few moves.
 
-    The agent sees the board and how many actions are left. Walking into a box
-    pushes it one cell, unless a wall or another box is on the other side; boxes cannot be pulled. The episode
-    terminates when all boxes are on targets, and is truncated when actions or turns are used up.
+    The agent sees the board and how many actions are left. Walking into a box pushes it one cell, unless a wall or
+    another box is on the other side; boxes cannot be pulled. The episode terminates when all boxes are on targets, and
+    is truncated when actions or turns are used up.
 
     Symbols, budget and rewards are those of RAGEN (arXiv 2504.20073). Unlike there, the shortest solution fits the
     budget, and a turn with too many or unknown actions does nothing.
@@ -47,8 +47,8 @@ class SokobanEnv(ToolEnv):
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the board up to rotation and reflection.
         size: rows and columns, the walls around included; 5 to 12.
-        boxes: boxes, and targets; 1 to 4.
-        moves: the fewest actions that solve the level, at least and at most: how hard it is.
+        boxes: number of boxes and of targets; 1 to 4.
+        moves: smallest and largest length of the shortest solution, in actions; sets the difficulty.
         max_actions: actions in the whole episode.
         actions_per_turn: actions in one turn.
         max_turns: turns before truncation.
@@ -89,8 +89,7 @@ class SokobanEnv(ToolEnv):
         self.max_actions, self.actions_per_turn = max_actions, actions_per_turn
         self.budget = Budget(actions_per_turn, max_actions)
         budget = min(max_actions, actions_per_turn * max_turns)
-        if len(moves) != 2 or set(map(type, moves)) != {int} or not 1 <= moves[0] <= moves[1] <= budget:
-            raise ValueError(f"moves must be two integers in order, 1 to the {budget} that can be made, got {moves!r}")
+        check_pair("moves", moves, 1, budget)
         self.moves = (moves[0], moves[1])
         task = (
             "Solve the Sokoban puzzle: push every box onto a target. Walking into a box pushes it one cell, unless a wall or "
@@ -131,7 +130,7 @@ class SokobanEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=solved, truncated=self.budget.end_turn())
 
     def menu(self) -> dict[str, bool]:
-        """The turns of one action, and whether it would move anything, see `agent_envs.integrations.Menu`."""
+        """The turns of one action, each with whether it would move anything; see `agent_envs.integrations.Menu`."""
         moves = {action: sokoban.move(self.level, action) != self.level for action in sokoban.DIRECTIONS}
         return {self.format.write(move_turn([action])): moved for action, moved in moves.items()}
 

@@ -26,7 +26,7 @@ def _first_value(observation: str) -> str:
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Looks at a table at random, and answers with something from its first row."""
+    """Look at a random table, and answer with the first cell of one of its first ten rows."""
     found = yield call("schema")
     table = rng.choice(re.findall(r"CREATE TABLE (\w+)", found) or ["x"])
     found = yield ask(f"SELECT * FROM {table} LIMIT 1 OFFSET {rng.randint(0, 9)}")
@@ -34,8 +34,8 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Finds the table that holds the name in the question, and counts the rows that "How many" asks about; for other
-    questions it selects the column that the question names."""
+    """Find the table that holds the name in the question, and count the rows that "How many" asks about. For other
+    questions, select the column that the question names."""
     question = env.first_observation
     found = yield call("schema")
     tables = dict(re.findall(r"CREATE TABLE (\w+) \(([^;]*)\);", found))
@@ -58,14 +58,14 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def oracle(env: "SQLEnv", rng: random.Random) -> Script:
-    """Asks the gold query and gives what it selects."""
+    """Run the gold query, and give the gold answer."""
     yield ask(env.question.sql)
     golds = (f"{gold:.2f}" if isinstance(gold, float) else str(gold) for gold in env.question.golds)
     yield Turn(answer=", ".join(golds))
 
 
 class SQLEnv(ToolEnv):
-    """Answer a question about a database by asking it in SQL.
+    """Answer a question about a database by querying it in SQL.
 
     The agent may look at the tables with ``schema`` and runs SELECT statements (SQLite, read-only, no clock, no
     randomness) with ``query``. The episode terminates with an answer: a number, a name, or a few names in any order.
@@ -82,8 +82,8 @@ class SQLEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     At reset ``info`` has ``source``, ``split``, ``instance``, ``schema`` and ``kind`` (of answer). Every step has
-    ``progress``: half the share of the gold query's tables that have been read, and another half once a column of a
-    result has held exactly the gold values. The last step adds ``success``, ``prediction`` and ``golds``.
+    ``progress``: half the share of the gold query's tables that have been read, plus 0.5 once a column of a result has
+    held exactly the gold values. The last step adds ``success``, ``prediction`` and ``golds``.
 
     ``reset(options={"instance": n})`` picks an instance.
     """

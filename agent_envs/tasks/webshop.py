@@ -36,12 +36,12 @@ def _wish(text: str) -> str:
 
 
 def _products(text: str) -> list[str]:
-    """What can be clicked and leads neither back nor on."""
+    """The elements that can be clicked, except those that lead back or to another page of results."""
     return [one for one in read_menu(_MENU, text) if one != "back to search" and one[0] != "<" and one[-1] != ">"]
 
 
 def wander(env: ToolEnv, rng: random.Random, text: str = "") -> Script:
-    """Searches for a few words of the instruction, and clicks on anything."""
+    """Search for a few words of the instruction, and click on random elements."""
     text = text or env.first_observation
     while True:
         if text.rpartition(_BAR)[2].startswith("yes"):
@@ -52,7 +52,7 @@ def wander(env: ToolEnv, rng: random.Random, text: str = "") -> Script:
 
 
 def first_result(env: ToolEnv, rng: random.Random) -> Script:
-    """The rule of WebShop's paper: search for the whole instruction, buy the first product with no option chosen."""
+    """Follow the rule of WebShop's paper: search for the whole instruction, buy the first product without any option."""
     text = yield _search(_wish(env.first_observation))
     if not (products := _products(text)):
         yield from wander(env, rng, text)
@@ -61,7 +61,7 @@ def first_result(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
-    """Knows the product and the options that are wanted; buys what it sees last where the search does not find it."""
+    """Buy the wanted product with its options, or the first one on the last page if the search does not find it."""
     goal = env.play.game.goal
     wanted, options = goal["asin"].lower(), goal["goal_options"]
     text = yield _search(goal["name"])
@@ -82,7 +82,7 @@ class WebShopEnv(ToolEnv):
     Each turn searches or clicks. A click on ``buy now`` terminates the episode. The reward is WebShop's score of the
     purchase in [0, 1]: how well product, attributes, options and price fit the instruction.
 
-    WebShop (arXiv 2207.01206), as its ``WebAgentTextEnv(observation_mode="text")``. Unlike there, random prices are
+    This is ``WebAgentTextEnv(observation_mode="text")`` of WebShop (arXiv 2207.01206). Unlike there, random prices are
     the same in every process.
 
     Run ``setup.sh`` of https://github.com/princeton-nlp/WebShop and put its folder on ``PYTHONPATH``; PyPI's
@@ -92,7 +92,7 @@ class WebShopEnv(ToolEnv):
         split: as in WebShop's baselines: goals from 1500 on are ``"train"``, 500 to 1499 ``"validation"``, 0 to 499
             ``"test"``.
         num_products: 100, 1000, 100000, or None for all; there must be an index of that size.
-        human_goals: instructions written by people, as in the paper; else made from the attributes.
+        human_goals: use instructions written by people, as in the paper; else they are made from the attributes.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
@@ -101,7 +101,7 @@ class WebShopEnv(ToolEnv):
 
     Raises:
         ImportError: WebShop is missing.
-        FileNotFoundError: at the first reset, which loads it: its products are missing.
+        FileNotFoundError: at the first reset, which loads WebShop: its products are missing.
         ValueError: at the first reset: there are too few products for the split to have goals.
     """
 
@@ -140,7 +140,7 @@ class WebShopEnv(ToolEnv):
         """look for products, on a page with a search bar."""
         if not self.play.game.has_search_bar:
             raise ToolError("there is no search bar on this page; 'back to search' leads to one")
-        # Brackets would end the action that WebShop reads; its search engine cannot take lone surrogates, or "?" for one.
+        # Brackets would end the action that WebShop reads; its search engine accepts neither lone surrogates nor "?".
         words = normalize_command(re.sub(r"[][?\ud800-\udfff]", " ", keywords))
         if not words or words.split()[0] in _SPECIAL or len(words) > _KEYWORDS:
             raise ToolError(f"give keywords, {_KEYWORDS} characters of them at most")

@@ -1,4 +1,4 @@
-"""Tools: they act and report what happened. What it means for the task is the environment's business."""
+"""Tools: they act and report what happened. The environment decides what that means for the task."""
 
 from agent_envs.tools.function import FunctionTool, ToolError
 from agent_envs.tools.running import Tool, run_calls

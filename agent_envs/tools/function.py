@@ -16,7 +16,7 @@ from agent_envs.types import ToolResult
 
 
 class ToolError(Exception):
-    """An invalid call by the agent, who reads the message."""
+    """The agent made an invalid call; it reads the message."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class FunctionTool:
     """A function with type hints and a docstring, as a tool.
 
     The hints become the JSON schema of the arguments; the docstring's first paragraph is the description and its ``Args:``
-    describe the parameters. A string is returned as it is, a `ToolResult` untouched, anything else as JSON. `ToolError`,
+    describe the parameters. A returned string or `ToolResult` is used unchanged, anything else as JSON. `ToolError`,
     ValueError, ArithmeticError, MemoryError and RecursionError are the agent's mistakes; any other exception, and a timeout, is
-    a tool failure. Calls of one turn run in order; those of async functions together.
+    a tool failure. Calls of one turn run in order; those of one async function run together.
 
     Args:
         function: sync or async, with named parameters only.
         name: name of the tool, instead of the function's own.
-        timeout: seconds for a call, which then runs in a thread; a sync function that does not return continues there.
+        timeout: seconds per call, which then runs in a thread; a sync function continues there after the timeout.
         max_output: characters of the result that the agent reads.
-        batch_key: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``batch_key=self``.
+        batch_key: see `agent_envs.tools.Tool`; functions that change the same state need equal keys, such as ``batch_key=self``.
     """
 
     function: Callable[..., Any]
@@ -80,10 +80,10 @@ class FunctionTool:
         return self.timeout is not None or inspect.iscoroutinefunction(self.function)
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """The calls in order, those of an async function at the same time."""
+        """Run the calls in order, those of an async function at the same time."""
         if inspect.iscoroutinefunction(self.function):
             found: list[ToolResult | None] = [None] * len(arguments)
-            # Its own timeout can't stop a function that blocks its event loop, or one that will not be cancelled.
+            # asyncio's timeout cannot stop a function that blocks its event loop or ignores cancellation.
             limit = None if self.timeout is None else self.timeout + _GRACE
             late: ToolResult = self._run_in_thread(lambda: asyncio.run(self._gather(arguments, found)), limit)
             return [late if one is None else one for one in found]
@@ -92,7 +92,7 @@ class FunctionTool:
         return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
 
     def _run_in_thread(self, job: Callable[[], Any], timeout: float | None) -> Any:
-        """Run in a thread. A daemon: one that hangs must not keep the process from ending, as an executor's would."""
+        """Run a job in a daemon thread: one that hangs must not keep the process from ending, as an executor's would."""
         _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
         if len(_abandoned) >= MOST_ABANDONED:
             return ToolResult(f"{self.name}: too many calls before this one still hang.", ok=False, fault=True)
@@ -109,14 +109,14 @@ class FunctionTool:
         return ToolResult(f"{self.name} took longer than {self.timeout} s.", ok=False, fault=True)
 
     async def _gather(self, arguments: list[dict[str, Any]], found: list[ToolResult | None]) -> None:
-        """Put the results in their places, each as soon as it is there."""
+        """Run the calls together, and put each result in its place in ``found`` as soon as it is there."""
 
         async def fill(place: int) -> None:
             try:
                 async with asyncio.timeout(self.timeout) as limit:
                     result = await self.function(**self._convert(arguments[place]))
                 found[place] = _as_result(result)
-            except BaseException as error:  # a timeout may also be one that the function raises by itself
+            except BaseException as error:  # a TimeoutError may also be the function's own
                 late = isinstance(error, TimeoutError) and limit.expired()
                 found[place] = self._report_timeout() if late else self._report_error(error)
 
@@ -125,7 +125,7 @@ class FunctionTool:
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
             return _as_result(self.function(**self._convert(arguments)))
-        except BaseException as error:  # a tool may raise anything, a cancelled task among it
+        except BaseException as error:  # a tool may raise anything, even CancelledError
             return self._report_error(error)
 
     def _report_error(self, error: BaseException) -> ToolResult:
@@ -138,27 +138,27 @@ class FunctionTool:
         return ToolResult(f"{self.name} failed: {type(error).__name__}: {error}"[:500], ok=False, fault=True)
 
     def _convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments in the types of the hints; those that were left out are left to the function."""
+        """Convert the arguments to the types of the hints; those left out keep the function's defaults."""
         model = self._model.model_validate(arguments)
         names = {field.alias: name for name, field in type(model).model_fields.items()}
         return {name: getattr(model, names[name]) for name in arguments}
 
 
-MOST_ABANDONED = 64  # threads of calls that hang
-_GRACE = 1.0  # seconds in which an async function that is cancelled may tidy up
+MOST_ABANDONED = 64  # hanging threads; at this number, further calls in threads fail
+_GRACE = 1.0  # seconds that a cancelled async function has to clean up
 _abandoned: set[Thread] = set()
 
 
 def _as_result(value: Any) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)  # without a JSON form: a fault
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)  # no JSON form: a tool failure
     return ToolResult(text, data=value)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """JSON schema of a function's arguments, by pydantic, with descriptions from its docstring.
-    Raises ValueError: a parameter without a type hint, one that has no name or no JSON form."""
+    """Return the JSON schema of a function's arguments, by pydantic, with descriptions from its docstring.
+    Raises ValueError for a parameter without a type hint, without a name, or of a type without a JSON form."""
     import pydantic
     import pydantic_core
 
@@ -196,7 +196,7 @@ def _model_of(function: Callable[..., Any]) -> Any:
             raise ValueError(f"{_name_of(function)}: the parameter {name!r} has no type hint")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], pydantic.Field(default, description=descriptions.get(name), alias=name))
-    # Fields go by their aliases: a parameter may be called as some attribute of the model is.
+    # Fields are known by their aliases, since a parameter may have the name of an attribute of the model.
     made: dict[str, Any] = {f"field_{i}": field for i, field in enumerate(fields.values())}
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return pydantic.create_model("Arguments", __config__=config, **made)

@@ -3,7 +3,7 @@
     tools = mount(["python", "my_server.py"])          # a program that speaks MCP on its standard input and output
     tools = mount("http://127.0.0.1:8000/mcp")         # or a server
 
-The server's state is the same for all episodes: an environment has to reset it itself.
+All episodes share the state of the server: an environment has to reset it itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolResult
 
 _OPENING = 60.0  # seconds that a server has to start and to list its tools
-_PROBE = 5.0  # seconds that a server has to show that it is alive, once no call came back in time
+_PROBE = 5.0  # seconds that a server has to show that it is alive, after all calls timed out
 _LEAVING = 10.0  # seconds that a client has to end its program
-_MOST_PAGES = 100  # of its list of tools
+_MOST_PAGES = 100  # of a server's list of tools
 
-# A line that is no message makes the call too late, which the agent is told; who sets up logging sees the lines too.
+# If a server writes a line that is no message, the call times out, as the agent is told. Logging, if set up, shows the line.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
@@ -59,7 +59,7 @@ def mount(
 
 
 def _take(connection: Connection, listed: Any) -> MCPTool:
-    """A tool as the server lists it, if it can be used."""
+    """Make a tool of an entry in the server's list. Raises ValueError if it cannot be used."""
     tool = MCPTool(connection, listed.name, listed.description or "", dict(listed.input_schema))
     try:
         if not re.fullmatch(r"\w[\w./-]{0,127}", tool.name):
@@ -90,7 +90,7 @@ class MCPTool:
 
 
 class Connection:
-    """A client of a server, which connects anew whenever the last connection broke."""
+    """A client of a server. It connects again after its connection broke."""
 
     def __init__(self, server: str | tuple[str, ...], timeout: float):
         if not timeout > 0:
@@ -104,7 +104,7 @@ class Connection:
         return _connect, (self.server, self.timeout)
 
     def list_tools(self) -> list[Any]:
-        """The tools of the server; with a second try on a new connection. Raises ConnectionError: both failed."""
+        """List the tools of the server, with a second try on a new connection. Raises ConnectionError if both fail."""
 
         async def all_pages(client: Any) -> list[Any]:
             found, cursor = [], None
@@ -117,7 +117,7 @@ class Connection:
             raise ConnectionError(f"the list goes on after {_MOST_PAGES} pages")
 
         problems: list[Exception] = []
-        while len(problems) < 2:  # the server may have died while nobody looked
+        while len(problems) < 2:  # the server may have died since the last call
             thread = self._open()
             try:
                 return thread.run(all_pages, _OPENING)
@@ -128,7 +128,7 @@ class Connection:
         raise ConnectionError(f"the MCP server {self.server!r} does not list its tools: {why}") from problems[-1]
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Call one tool several times at once. What fails is a result with the error; a connection that broke is closed."""
+        """Call one tool several times at once. A failed call gives a result with the error; a broken connection is closed."""
 
         async def all_of_them(client: Any) -> list[Any]:
             calls = (asyncio.wait_for(client.call_tool(name, one), self.timeout) for one in arguments)
@@ -142,11 +142,11 @@ class Connection:
         return [_as_result(name, reply) for reply in replies]
 
     def _is_alive(self, thread: _ClientThread) -> bool:
-        """Whether the server still answers anything at all. One that is silent is ended, and started anew."""
+        """Whether the server still answers at all. If not, `call` ends the connection, and the next call opens another."""
         try:
             thread.run(lambda client: client.session.list_tools(), _PROBE)
         except Exception as error:
-            return not isinstance(error, TimeoutError)  # others are an answer, or a connection that broke already
+            return not isinstance(error, TimeoutError)  # others: an answer, or a connection that is broken already
         return True
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Connection:
 
 
 class _ClientThread:
-    """A client that lives in an event loop on a thread of its own, so that plain code can call it."""
+    """A client in an event loop on its own thread, so that synchronous code can call it."""
 
     def __init__(self, server: str | tuple[str, ...]):
         try:
@@ -175,9 +175,7 @@ class _ClientThread:
         target: Any = server
         if not isinstance(server, str):
             command = mcp.StdioServerParameters(command=server[0], args=list(server[1:]))
-            target = stdio_client(
-                command, sys.__stderr__ or sys.stderr
-            )  # notebooks put no file in the place of the latter
+            target = stdio_client(command, sys.__stderr__ or sys.stderr)  # in notebooks the latter is not a file
         opened, failure = threading.Event(), list[BaseException]()
 
         async def live() -> None:
@@ -186,7 +184,7 @@ class _ClientThread:
                 async with mcp.Client(target) as self._client:
                     opened.set()
                     await self._closing.wait()
-            except BaseException as error:  # anyio groups what it raises, and a thread must not die in silence
+            except BaseException as error:  # anyio raises groups, and a thread must not die in silence
                 failure.append(error)
             finally:
                 opened.set()
@@ -207,7 +205,7 @@ class _ClientThread:
         return self._thread.is_alive()
 
     def run(self, work: Callable[[Any], Any], seconds: float) -> Any:
-        """What ``work`` makes of the client. Raises ConnectionError if the connection breaks meanwhile."""
+        """Run ``work`` with the client and return its result. Raises ConnectionError if the connection breaks meanwhile."""
         job = work(self._client)
         try:
             return asyncio.run_coroutine_threadsafe(job, self._loop).result(seconds)
@@ -216,7 +214,7 @@ class _ClientThread:
             raise ConnectionError("the connection to the MCP server broke") from error
 
     def close(self) -> None:
-        """Have the client ask its program to leave, and kill its process group if it does not."""
+        """Let the client ask its program to exit, and kill its process group if it does not."""
         atexit.unregister(self.close)
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._closing.set)
@@ -229,7 +227,7 @@ def _connect(server: str | tuple[str, ...], timeout: float) -> Connection:
 
 
 def _has_code(reply: Any, name: str) -> bool:
-    """Whether a reply is the error of this name in the protocol."""
+    """Whether a reply is the protocol's error of this name."""
     import mcp
 
     return isinstance(reply, mcp.MCPError) and reply.code == getattr(mcp.types, name)
@@ -239,10 +237,10 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, TimeoutError):
         return ToolResult(f"{name} took too long.", ok=False, fault=True)
     if isinstance(reply, BaseException):
-        fault = not _has_code(reply, "INVALID_PARAMS")  # the agent's mistake, as where a result says so
+        fault = not _has_code(reply, "INVALID_PARAMS")  # the agent's mistake, like a result with is_error
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
     text = "\n".join(map(_text_of, reply.content))
-    if not text and reply.structured_content is not None:  # servers should give both, and need not
+    if not text and reply.structured_content is not None:  # servers should give both, but need not
         text = json.dumps(reply.structured_content, ensure_ascii=False)
     if reply.is_error and not text.strip():
         text = f"{name} failed, without saying why."
@@ -250,7 +248,7 @@ def _as_result(name: str, reply: Any) -> ToolResult:
 
 
 def _text_of(block: Any) -> str:
-    """What an agent reads of a part of a result: its text, also that of a resource that comes with it."""
+    """Return what the agent reads of a part of a result: its text, or that of its resource; else its type."""
     text = getattr(block, "text", None) or getattr(getattr(block, "resource", None), "text", None)
     return text if isinstance(text, str) else "" if block.type == "text" else f"[{block.type}]"
 

@@ -11,9 +11,9 @@ from agent_envs.tools.function import ToolError
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
-MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
-UNANSWERED = 3  # calls in a row without an answer from what a tool asks, after which the rest of a batch fails
-_warned_of: set[tuple[str, ...]] = set()  # tools, and kinds of their failures
+MAX_OUTPUT = 20_000  # characters of a result that the agent reads, unless the tool sets another bound
+UNANSWERED = 3  # consecutive calls with a ConnectionError, after which the rest of a batch fails
+_warned_of: set[tuple[str, ...]] = set()  # (tool, kind of failure)
 
 
 class Tool(Protocol):
@@ -23,7 +23,7 @@ class Tool(Protocol):
         batch_key: calls of tools with equal keys run in order; consecutive calls of one tool run as one batch. By default each
             tool object is its own key. Tools that change the same state share a key, such as the environment.
         interchangeable: tools of one name and batch key can replace each other, so calls of several environments make one batch.
-        io_bound: calls wait (for a process, for a server), and run in a thread beside those of other batch keys.
+        io_bound: calls wait for a process or server, and run in a thread parallel to those of other batch keys.
         max_output: characters of a result that the agent reads.
     """
 
@@ -43,7 +43,7 @@ class Tool(Protocol):
         ...
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """The results of calls, in order, with arguments that fit the schema; a vector of environments makes one batch."""
+        """Return the results of calls, in order. The arguments fit the schema; a vector of environments makes one batch."""
         ...
 
 
@@ -52,9 +52,9 @@ _Queue = list[tuple[int, Tool, dict[str, Any]]]  # of calls: number of the reque
 
 
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
-    """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
-    An unknown tool, arguments that do not fit and `ToolError` give a result with an error message. A tool that raises anything
-    else, or returns no result, gives its own call a ``fault``. Lone surrogates in arguments become "?"."""
+    """Run calls, each with the tools it may choose from by name; return the results in the order of the requests.
+    An unknown tool, arguments that do not fit and `ToolError` give a result with an error message. If a tool raises anything
+    else, or returns no result, the result of that call has a ``fault``. Lone surrogates in arguments become "?"."""
     results: dict[int, ToolResult] = {}  # by number of the request
     queues: dict[Hashable, _Queue] = {}  # by batch key
     for i, (tools, call) in enumerate(requests):
@@ -81,7 +81,7 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
 
 
 def _warn_of_fault(text: str) -> None:
-    """Say why a tool failed, once for each tool and kind of failure."""
+    """Warn why a tool failed, once for each tool and kind of failure."""
     kind = tuple(text.split(":")[:2])  # "search failed", "SearchFailed"; what follows may be different in each call
     if kind not in _warned_of:
         _warned_of.add(kind)
@@ -89,16 +89,16 @@ def _warn_of_fault(text: str) -> None:
 
 
 def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
-    """The result of a call with arguments that do not fit; None if they do."""
+    """Return the result of a call with arguments that do not fit; None if they do."""
     try:
         problem = compile_parameters(tool.parameters)(call.arguments)
-    except Exception as error:  # whatever a tool has for a schema
+    except Exception as error:  # a tool may have anything as its schema
         return ToolResult(f"{call.name} cannot be called: {error}"[:500], ok=False, fault=True)
     return ToolResult(f"{call.name}: {problem}", ok=False) if problem else None
 
 
 def _executor(tool: Tool) -> Hashable:
-    """What runs the calls of a tool: those in a queue that follow each other and have the same one are one batch."""
+    """Return a key of the tool: consecutive calls in a queue with equal keys make one batch."""
     return tool.name if getattr(tool, "interchangeable", False) else id(tool)
 
 
@@ -109,7 +109,7 @@ def _run_queue(queue: _Queue, results: dict[int, ToolResult]) -> None:
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """Run a batch; if it fails, its calls one by one, so that only the call at fault fails."""
+    """Run a batch; if it fails, run its calls one by one, so that only the call at fault fails."""
     outcome = _attempt(tool, arguments)
     if isinstance(outcome, list):
         return outcome
@@ -124,7 +124,7 @@ def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
 
 
 def _attempt(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult] | BaseException:
-    """The results of a batch, or what is wrong with the tool."""
+    """Return the results of a batch, or the error of the tool."""
     try:
         results = list(tool.execute_batch(arguments))
     except ToolError as error:  # the agent's own mistake
@@ -146,10 +146,10 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
 
 
 def _with_unicode(call: ToolCall) -> ToolCall:
-    """The call, with arguments that can be sent, stored and printed."""
+    """Replace lone surrogates in the arguments, so that they can be sent, stored and printed."""
     try:
         return replace(call, arguments=_replace_surrogates(call.arguments))
-    except RecursionError:  # the check of the arguments finds so too, and says it to the agent
+    except RecursionError:  # the check of the arguments reports this to the agent
         return call
 
 

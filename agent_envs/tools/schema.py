@@ -14,13 +14,13 @@ from urllib.parse import unquote
 
 MAX_SCHEMA = 100_000  # characters of a schema as JSON
 MAX_PATTERNS = 50  # of up to 1,000 characters each: compiling one takes half a second at worst
-MAX_STEPS = 20_000  # schemas and values gone into in one check: a tenth of a second; a reference counts as ten
-_ERRORS = 50  # of which the agent is told the first by place
+MAX_STEPS = 20_000  # schemas and values visited in one check, about 0.1 s; a reference counts as ten
+_ERRORS = 50  # errors to collect, of which the agent is told the first by place
 
 _LEAVES = frozenset(
     "type enum const required format pattern multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
     "minItems maxItems minProperties maxProperties".split()
-)  # keywords that do not go into a value: an object of a schema has each at most once
+)  # keywords that do not go into a value; each is at most once in an object of a schema
 _VALUES = frozenset(("const", "enum", "default", "examples"))
 _NAMED = frozenset(("properties", "$defs", "definitions", "dependentSchemas", "dependencies"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -35,12 +35,12 @@ class _TooMuchWork(Exception):
 
 
 def compile_parameters(parameters: Mapping[str, Any]) -> Check:
-    """The check of a tool's arguments: what is wrong with them in words for the agent, None if they fit.
+    """Return the check of a tool's arguments, which returns the problem in words for the agent, or None if they fit.
 
-    Compiled once for equal schemas.
+    Equal schemas are compiled once.
 
     Raises:
-        ValueError: the schema cannot be used, for the reason in the message.
+        ValueError: the schema cannot be used; the message gives the reason.
     """
     try:
         text = _ENCODER.encode(parameters)
@@ -62,8 +62,8 @@ def _compile(text: str) -> Check:
     kind: Any = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         patterns = _compile_patterns(schema)
-        for part in (schema, *_find_referred(schema)):  # a keyword that nobody knows may hold one
-            kind.check_schema(part, format_checker=jsonschema.FormatChecker(()))  # its regex would be Python's
+        for part in (schema, *_find_referred(schema)):  # an unknown keyword may hold one
+            kind.check_schema(part, format_checker=jsonschema.FormatChecker(()))  # the default uses Python's regexes
         check = partial(_find_problem, _bounded(kind, patterns)(schema, registry=EMPTY_REGISTRY))
         for arguments in ({}, dict.fromkeys(schema.get("properties", {}), "the first town")):
             check(arguments, strict=True)
@@ -76,7 +76,7 @@ def _compile(text: str) -> Check:
         raise ValueError("the schema is so tangled that a check of arguments would take too long") from None
     except ValueError:
         raise
-    except Exception as error:  # the library may raise anything at a schema of a stranger's
+    except Exception as error:  # the library may raise anything for an untrusted schema
         raise ValueError(f"the schema cannot be used: {type(error).__name__}: {error}"[:300]) from None
     return check
 
@@ -91,7 +91,7 @@ def one_text(name: str) -> dict[str, Any]:
 
 
 def _parts(schema: Any, named: bool = False) -> Iterator[dict[str, Any]]:
-    """All objects of a schema that are schemas. ``named``: its keys are names, of properties or definitions."""
+    """Iterate over the objects in a schema that are schemas. ``named``: its keys are names of properties or definitions."""
     if isinstance(schema, dict):
         if not named:
             yield schema
@@ -114,7 +114,7 @@ def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]
 
 
 def _linear(pattern: str) -> Callable[[str], bool]:
-    """Whether a text holds a pattern, in time linear in the text."""
+    """Return a function that tells whether a text contains the pattern, in time linear in the text."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     if len(pattern) > 1000:
@@ -128,7 +128,7 @@ def _linear(pattern: str) -> Callable[[str], bool]:
 
 
 def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
-    """What the references of a schema are to; a ValueError if that is not a schema inside it."""
+    """Iterate over the targets of a schema's references. Raises ValueError if one is not a schema inside it."""
     parts = list(_parts(schema))
     schemas = {id(part) for part in parts}
     for part in parts:
@@ -141,7 +141,7 @@ def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
             place = look_up(reference, schema)
             if place is None:
                 raise ValueError(f"the schema refers to {reference[:100]!r}; references must be to #/... inside it")
-            if not isinstance(place, bool) and id(place) not in schemas:  # nobody has looked at it
+            if not isinstance(place, bool) and id(place) not in schemas:  # it was not checked
                 raise ValueError(f"the schema refers to {reference[:100]!r}, which is not a schema there")
             yield place
 
@@ -166,7 +166,7 @@ _work = threading.local()
 
 
 def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str | None:
-    """What is wrong with the arguments, for the agent. ``strict``: a check that cannot be made raises."""
+    """Tell the agent what is wrong with the arguments; None if they fit. ``strict``: raise if they cannot be checked."""
     _work.left = MAX_STEPS
     try:
         errors = list(islice(validator.iter_errors(arguments), _ERRORS))
@@ -180,12 +180,12 @@ def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str |
             raise
         if isinstance(error, RecursionError | _TooMuchWork):
             return f"the arguments are {'nested too deeply' if isinstance(error, RecursionError) else 'too large'}."
-        # Numbers that are none, or too long to be shown.
+        # Numbers such as NaN, or too long to be shown.
         return f"the arguments cannot be checked: {error}."[:300]
 
 
 def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
-    """The class of validators with a bound on the work of a check, and with these patterns."""
+    """Extend a class of validators by a bound on the work of a check, and by these compiled patterns."""
     import jsonschema
 
     def check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
@@ -203,7 +203,7 @@ def _counted(name: str, check: Callable[..., Any]) -> Callable[..., Any]:
     def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
         count = len(value) if isinstance(value, list | dict) else 0
         if unique and isinstance(value, list) and not all(isinstance(item, str) for item in value):
-            count = count**2 // 50  # compared each with each
+            count = count**2 // 50  # each is compared with each
         _work.left -= steps + count
         if _work.left < 0:
             raise _TooMuchWork

@@ -1,4 +1,4 @@
-"""The tools over a corpus: `SearchTool` finds passages, `ReadTool` opens an article, and how passages are shown."""
+"""The tools over a corpus, `SearchTool` for passages and `ReadTool` for articles, and how passages are shown."""
 
 import contextlib
 import html
@@ -17,17 +17,17 @@ from retrieval_index import IndexCorrupt, Passage, Searcher
 from retrieval_index.corpus import Corpus
 
 MORE = " …"  # the mark of a cut; one token in most vocabularies
-MAX_QUERY, MAX_TITLE = 2000, 500  # characters; more of them fail
+MAX_QUERY, MAX_TITLE = 2000, 500  # characters; longer ones fail
 _LISTED = 1_000_000  # titles of larger corpora are searched for, and not listed in memory
-FOUND = 50  # passages of an article, at most, where its title is searched for
+FOUND = 50  # passages to retrieve if the title of an article is searched for
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?= )")
 _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 
 
 def show_passage(number: int, passage: Passage, max_chars: int | None = None) -> str:
-    """A passage as the agent reads it, on one line: ``[1] Title: text``, of at most ``max_chars`` characters.
-    A title with ": " in it, or a quote at its start, is in double quotes, those inside it doubled. `read_shown` is the
-    inverse."""
+    """Return a passage as the agent reads it, on one line: ``[1] Title: text``, of at most ``max_chars`` characters.
+    A title that contains ": " or starts with a quote is put in double quotes, and quotes inside it are doubled. `read_shown`
+    is the inverse."""
     title, text = (" ".join(part.split()) for part in (passage.title, passage.text))
     if ": " in title or title.startswith('"'):
         title = '"' + title.replace('"', '""') + '"'
@@ -38,7 +38,7 @@ def show_passage(number: int, passage: Passage, max_chars: int | None = None) ->
 
 
 def read_shown(observation: str) -> list[tuple[str, str]]:
-    """The (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats."""
+    """Return (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats."""
     if observation.startswith("[{"):  # messages of the format "native": JSON has their line breaks escaped
         with contextlib.suppress(ValueError):
             observation = "\n".join(str(message.get("content")) for message in json.loads(observation))
@@ -47,9 +47,9 @@ def read_shown(observation: str) -> list[tuple[str, str]]:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """The beginning of a text, with the mark " …" where something is left out.
+    """Cut a text to at most ``max_chars`` characters, with the mark " …" if something is left out.
 
-    It ends with a sentence, if one ends in the last third of the room, and else with a word.
+    It is cut after a sentence, if one ends in the last third of the room, and else after a word.
     """
     if len(text) <= max_chars:
         return text
@@ -62,7 +62,7 @@ def cut(text: str, max_chars: int) -> str:
 
 
 def _sentence_ends(text: str) -> Iterator[int]:
-    """Where sentences end; not after an initial or a short title, such as in "J. Doe" and "St. Ives"."""
+    """Iterate over the ends of sentences; not after an initial or a short title, as in "J. Doe" and "St. Ives"."""
     for match in _SENTENCE_END.finditer(text):
         word = text[: match.start()].rpartition(" ")[2].lstrip("(\"'“‘")
         if (len(word) > 2 or not word[:1].isupper()) and not text[match.end() + 1 : match.end() + 2].islower():
@@ -113,17 +113,17 @@ class SearchTool:
 
     @property
     def max_output(self) -> int:
-        """Room for all passages: what an observation leaves out would count as shown."""
+        """Characters that hold all passages: one that is cut off would still count as shown."""
         return self.k * (self.max_chars + 50)
 
     @property
     def batch_key(self) -> tuple:
-        """Equal for tools that would find the same: environments over one index make one batch."""
+        """Equal for tools that find the same, so that environments over one index make one batch."""
         tokens = self.max_tokens, getattr(self.tokenizer, "name", None)
         return "search", id(self.searcher), self.k, self.max_chars, *tokens
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """One call of the searcher for all queries; each result lists passages, a line each: see `show_passage`."""
+        """Search for all queries in one call of the searcher; each result lists passages, one per line: see `show_passage`."""
         queries = [one["query"] for one in arguments]
         found = iter(_search(self.searcher, [query for query in queries if len(query) <= MAX_QUERY], self.k))
         return [self._report(next(found)) if len(q) <= MAX_QUERY else _too_long("query", MAX_QUERY, q) for q in queries]
@@ -134,7 +134,7 @@ class SearchTool:
         return ToolResult("\n".join(self.show(n, p) for n, p in enumerate(hits, 1)), data=hits)
 
     def show(self, number: int, passage: Passage) -> str:
-        """A passage as it is shown, cut where it is too long."""
+        """Show a passage, cut if it is too long."""
         shown = show_passage(number, passage, self.max_chars)
         if self.max_tokens is None or (room := self.tokenizer.prefix(shown, self.max_tokens)) >= len(shown):
             return shown
@@ -144,10 +144,10 @@ class SearchTool:
 
 @dataclass(eq=False)
 class ReadTool:
-    """Open an article by its title, compared without case, with all its passages.
+    """Open an article, with all its passages, by its title, which is compared without case.
 
-    Text beyond ``max_chars`` comes in parts, requested as "Title #2". A searcher on a server, or over more than a million
-    passages, is searched for the title, among its first 50 passages.
+    Text beyond ``max_chars`` comes in parts, requested as "Title #2". If the searcher is on a server or has more than a million
+    passages, the title is searched for, and only the first 50 passages found can be shown.
     """
 
     name: ClassVar[str] = "read"
@@ -166,7 +166,7 @@ class ReadTool:
         return "read", id(self.searcher), self.max_chars
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """An article, or a part of it, each. Its passages are the ``data``."""
+        """Return an article, or a part of it, for each call; its passages are the ``data``."""
         return [self._read(one["title"]) for one in arguments]
 
     def _read(self, title: str) -> ToolResult:
@@ -203,7 +203,7 @@ class ReadTool:
         return corpus is not None and len(corpus) <= _LISTED
 
     def _parts(self, passages: Iterable[Passage]) -> Iterator[list[tuple[Passage, str]]]:
-        """The passages with their lines, as many in a part as there is room for."""
+        """Group the passages with their lines into parts of at most ``max_chars`` characters."""
         part: list[tuple[Passage, str]] = []
         size = 0
         for number, passage in enumerate(passages, 1):
@@ -216,7 +216,7 @@ class ReadTool:
         yield part
 
     def _lines(self, number: int, passage: Passage) -> Iterator[str]:
-        """A passage on one line, or, if it has more characters than a part, on several with its pieces."""
+        """Yield a passage on one line, or in pieces on several lines if it is longer than a part."""
         text = " ".join(passage.text.split())
         room = self.max_chars - len(show_passage(number, replace(passage, text="")))
         while len(text) > room > len(MORE):
@@ -231,11 +231,11 @@ def _too_long(what: str, most: int, given: str) -> ToolResult:
 
 
 def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage]]:
-    """As `Searcher.search`.
+    """Search as `Searcher.search` does.
 
     Raises:
-        ToolError: the searcher refuses this one query, but not others.
-        ValueError: it refuses several, or any query: no agent's mistake.
+        ToolError: the searcher rejects this one query, but not others.
+        ValueError: it rejects a batch, or any query, which is not the agent's mistake.
     """
     try:
         return searcher.search(queries, k)
@@ -258,7 +258,7 @@ def title_key(title: str) -> str:
 
 @lru_cache(maxsize=4)
 def _rows_by_title(corpus: Corpus) -> dict[str, list[int]]:
-    """The rows of each title, listed once a corpus: environments share it."""
+    """Return the rows of each title; made once per corpus, as environments share it."""
     rows: dict[str, list[int]] = {}
     for row, passage in enumerate(corpus):
         rows.setdefault(title_key(passage.title), []).append(row)

@@ -21,8 +21,8 @@ def run_baselines(
     """Evaluate the scripts of a task, one row each.
 
     Args:
-        episodes: episodes of each script, from ``seed`` on; questions of a file once each, see `sample_instances`. 0 for all.
-        track: shows progress, such as ``tqdm``.
+        episodes: number for each script, from ``seed`` on; questions of a file once each (`sample_instances`), 0 for all.
+        track: wraps the episodes to show progress, such as ``tqdm``.
 
     Returns:
         Rows with ``agent``, ``score`` (mean of the task's own measure) and its 95% bootstrap ``interval``, ``reward``
@@ -33,7 +33,7 @@ def run_baselines(
         RuntimeError: a tool failed.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a stand-in says so in its source, which is in every row
+        warnings.simplefilter("ignore")  # the source in every row names stand-in data
         env = make_tool_env(id, **(kwargs or {}))
     numbers: list[dict[str, Any] | None] = [None] * episodes
     if env.questions is not None and not is_drawn(env):

@@ -17,14 +17,14 @@ _LONG = 1500  # characters of an observation that a transcript shows
 
 
 def page(id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: int = 0, about: str = "") -> str:
-    """Markdown about a registered environment.
+    """Describe a registered environment in Markdown.
 
     Args:
-        script: whose episode is shown; by default the oracle's, else that of the last script.
-        about: a description instead of the docstring's.
+        script: name of the script whose episode is shown. Default: the oracle, else the last script.
+        about: description to show instead of the docstring's.
 
     Raises:
-        ValueError: the task has no script of that name.
+        ValueError: if the task has no script of that name.
     """
     env = make_tool_env(id, **(kwargs or {}))
     script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(list(env.SCRIPTS)), ""))
@@ -37,7 +37,7 @@ def page(id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: 
 
 
 def page_of_class(id: str, episode: str = "") -> str:
-    """The page of a task that cannot be made here, because a package is missing; ``episode`` is one recorded elsewhere."""
+    """The page of a task that cannot be made because a package is missing; ``episode`` was recorded elsewhere."""
     module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
     task = getattr(importlib.import_module(module), name)
     return assemble(id, task, None, "", [], episode, str(task.REWARD))
@@ -52,10 +52,10 @@ def assemble(
     episode: str,
     reward: str,
 ) -> str:
-    """Put the sections of a page together; the description and the arguments are those of the class's docstring."""
+    """Assemble the sections of a page; the arguments, and the description unless ``about``, are from the class's docstring."""
     described, _, arguments = (inspect.getdoc(task) or "").replace("``", "`").partition("\n\nArgs:\n")
     arguments, _, rest = re.sub(r"\n\nRaises:.*", "", arguments, flags=re.DOTALL).partition("\n\n")
-    arguments = re.sub(r"\n    (max_turns: turns before truncation|common: .*)\.", "", arguments)  # those of every task
+    arguments = re.sub(r"\n    (max_turns: turns before truncation|common: .*)\.", "", arguments)  # same in all tasks
     listed = textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
     presets = [f'\nrewards="{name}"\n{preset}' for name, preset in task.PRESETS.items()]
     given = "".join(f", {name}={value!r}" for name, value in (kwargs or {}).items())
@@ -74,7 +74,7 @@ def assemble(
 
 
 def transcript(env: ToolEnv, script: str, seed: int) -> str:
-    """What the model reads and writes in an episode of a script, and what each turn is rewarded with.
+    """An episode of a script as text: what the model reads and writes, and the reward of each turn.
 
     JSON schemas of arguments are left out, and long observations are cut.
     """
@@ -93,13 +93,13 @@ def transcript(env: ToolEnv, script: str, seed: int) -> str:
 
 
 def fence(text: str) -> str:
-    """A block of code."""
+    """A code block with this text."""
     ticks = "```" if "```" not in text else "~~~~"
     return f"{ticks}text\n{text}\n{ticks}"
 
 
 def _describe_tool(tool: Any) -> str:
-    """A line about a tool that the system prompt does not describe, since it reaches the model as a JSON schema."""
+    """A line about a tool that the system prompt does not describe, because the model gets it as a JSON schema."""
     of = tool.parameters.get("properties", {})
     types = json.dumps({k: v.get("enum") or v.get("type", "any") for k, v in of.items()}, ensure_ascii=False)
     return f"[tool] {tool.name} {types}: {tool.description}"

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-# Control strings of all formats, alone and in pieces; what models are known to spill; what breaks decoders.
+# Control strings of all formats, whole and in pieces; special tokens that models may emit; text that breaks decoders.
 _PIECES = (
     *"<think> </think> <search> </search> <answer> </answer> <information> </information> <move> <tool_call>".split(),
     *"</tool_call> <tool_response> </tool_response> <tools> <|im_start|> <|im_end|> <|endoftext|> <|call|>".split(),
@@ -18,11 +18,11 @@ _PIECES = (
 
 
 def make_hostile_turn(rng: random.Random, phrases: tuple[str, ...] = (), seen: str = "") -> str:
-    """A random turn that is mostly wrong.
+    """Make a random turn, malformed in most cases.
 
     Args:
-        phrases: well-formed turns, to be damaged.
-        seen: the last observation, to be handed back as if the agent had said it.
+        phrases: well-formed turns to damage.
+        seen: the last observation, which a turn may repeat.
     """
     kind = rng.randrange(8)
     if kind < 3 or (kind < 6 and not phrases):
@@ -44,7 +44,7 @@ def _damage(rng: random.Random, text: str) -> str:
     return text
 
 
-# Values that fit a type and break programs: what is no text, what ends strings, what overflows, what takes long to read.
+# Values that fit a type and break programs: invalid text, string terminators, overflows, input that is slow to parse.
 _TEXTS = (
     *(
         "",
@@ -76,7 +76,7 @@ _OF_TYPE: dict[str, tuple[Any, ...]] = {
 
 
 def make_hostile_arguments(rng: random.Random, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Random arguments that a tool should refuse rather than break at; most have the types of its schema."""
+    """Make random arguments that a tool should reject without breaking; most have the types of its schema."""
     properties = parameters.get("properties", {})
     arguments = {name: _hostile_value(rng, schema) for name, schema in properties.items()}
     if properties and rng.random() < 0.1:

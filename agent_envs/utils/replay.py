@@ -1,9 +1,10 @@
-"""Episodes again, without a model: the turns of an episodes.jsonl through an environment with the same or other arguments.
+"""Replay of recorded episodes, without a model: the turns of an episodes.jsonl, with the same or other arguments.
 
-With the same arguments nothing may change, which is a check of determinism; with others, it shows what a reward would have given.
+With the same arguments nothing may change, which checks determinism. Others show the rewards that they would have given.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """An episode that was replayed: its number in the file, and what came of it, before and now."""
+    """A replayed episode: its number in the file, its return and score, each as recorded and as replayed, and the changes."""
 
     number: int
     key: str
@@ -29,16 +30,16 @@ class Replayed:
 
 
 def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
-    """Replay the episodes of a run, an evaluation or a file; for one that cannot be, yield why not.
+    """Replay the episodes of a run, an evaluation or a file; for an episode that cannot be replayed, yield the reason.
 
-    ``kwargs``: arguments of the environment, over those that a run's summary.json has.
+    ``kwargs`` are arguments of the environment, which override those in the summary.json of a run.
     """
     file = find_file(path)
     arguments = {**_read_arguments(file.parent), **kwargs}
     made: dict[tuple[str, str], ToolEnv] = {}
     for entry, record in read_entries(file):
         if reason := _why_not(record):
-            yield f"{entry.number} {entry.key}: {reason}"
+            yield reason
             continue
         where = str(record["env"]), str(record["split"])
         if where not in made:
@@ -47,7 +48,7 @@ def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
 
 
 def _read_arguments(folder: Path) -> dict[str, Any]:
-    """The environment's arguments of the run in a folder; none where there is no summary of one."""
+    """Read the environment's arguments from the summary of the run in a folder; empty if there is none."""
     try:
         return json.loads(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["settings"]["env_kwargs"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -56,17 +57,17 @@ def _read_arguments(folder: Path) -> dict[str, Any]:
 
 def _why_not(record: Record) -> str:
     if not record["turns"]:
-        return "it has no turns"
+        return "no turns"
     if "edits" in record["metrics"]:
-        return "its turns are those of a program, and none of the environment's"
+        return "turns of an agent program, not of the environment"
     if not any(turn["reward_terms"] for turn in record["turns"]):
-        return "its turns were not paid by the environment"
-    return "its tools failed" if record["failed"] else ""
+        return "turns without rewards of the environment"
+    return "tool failures" if record["failed"] else ""
 
 
 def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> Replayed:
     turns = record["turns"]
-    if not has_format:  # a model with a chat template for functions acts by them
+    if not has_format:  # a model whose chat template has functions acts by calling them
         env.use_format("native" if all(_is_message(turn["action"]) for turn in turns) else None)
     _begin(env, record)
     changes: list[str] = []
@@ -76,7 +77,7 @@ def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> 
             changes.append(f"it ends after turn {place - 1} of {len(turns)}")
             break
         if place == len(turns) and record["truncated"]:
-            env.fits = lambda *_: False  # by the longest context of its model, perhaps
+            env.fits = lambda *_: False  # truncated perhaps by the context length of its model
         cut = (CUT.error or "") in turn["observation"]
         observation, reward, terminated, truncated, info = env.step(turn["action"], cut=cut)
         total, done = total + reward, terminated or truncated
@@ -101,7 +102,7 @@ def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> 
 
 
 def _begin(env: ToolEnv, record: Record) -> None:
-    """Start the instance of a record: rollouts of training draw it by a seed, evaluations by its number."""
+    """Start the instance of a record, by its seed, or by the number of its question in an evaluation."""
     number, options = int(record["instance"]), dict[str, Any]()
     if env.TAKES_NOISE_SEED and record["sample"]:
         options["noise_seed"] = int(record["sample"])
@@ -122,21 +123,20 @@ def _differ(before: float, now: float) -> bool:
 
 
 def report(path: Path, kwargs: Mapping[str, Any], write: Callable[[str], None]) -> int:
-    """Write what changes, episode by episode, and a summary; returns how many episodes changed."""
-    replayed, left_out = list[Replayed](), 0
+    """Write the changes of each episode and a summary; returns the number of episodes that changed."""
+    replayed, left_out = list[Replayed](), Counter[str]()
     for found in replay(path, kwargs):
         if isinstance(found, str):
-            left_out += 1
+            left_out[found] += 1
             continue
         replayed.append(found)
         if found.changes:
             write(f"{found.number} {found.key}: {'; '.join(found.changes)}")
+    why = "; ".join(f"{count} cannot be replayed ({reason})" for reason, count in left_out.most_common())
     if not replayed:
-        raise ValueError(
-            f"{path}: none of {left_out} episodes can be replayed: their turns are not the environment's own"
-        )
+        raise ValueError(f"{path}: nothing to replay: {why or 'no episodes'}")
     changed = sum(bool(found.changes) for found in replayed)
-    write(f"{changed} of {len(replayed)} episodes changed" + f"; {left_out} cannot be replayed" * bool(left_out))
+    write(f"{changed} of {len(replayed)} episodes changed" + f"; {why}" * bool(why))
     for name in ("returns", "scores"):
         before, now = (sum(getattr(found, name)[i] for found in replayed) / len(replayed) for i in (0, 1))
         write(f"mean {name.removesuffix('s')} {before:.4g} -> {now:.4g}")

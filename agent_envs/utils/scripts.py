@@ -1,7 +1,7 @@
-"""Scripted agents: baselines to compare with, demonstrators to imitate.
+"""Scripted agents: baselines to compare with, and demonstrators for SFT.
 
-A script is a generator that yields turns and is sent observations. It gets the environment, after its reset, and a random
-generator; only an oracle looks at more than ``first_observation``. ``env.format.write`` puts a turn into words.
+A script is a generator that yields turns and receives observations. Its arguments are the environment, after its reset, and
+a random generator. Only an oracle reads more than ``first_observation``. ``env.format.write`` writes a turn as text.
 """
 
 import json
@@ -21,7 +21,7 @@ ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is th
 
 
 def find_script(env: ToolEnv, name: str) -> ScriptMaker:
-    """A script of a task. Raises ValueError: it has none of that name."""
+    """Return the script ``name`` of a task. Raises ValueError if the task has none of that name."""
     if name not in env.SCRIPTS:
         known = f"one of {sorted(env.SCRIPTS)}" if env.SCRIPTS else "left out, for the task has no scripts"
         raise ValueError(f"script must be {known}, got {name!r}")
@@ -50,14 +50,14 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
 
 def _next(agent: Script, reply: Any, turns: int) -> Turn:
     try:
-        return agent.send(reply)  # None begins
+        return agent.send(reply)  # None starts the generator
     except StopIteration:
         name = getattr(agent, "__name__", "the script")
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
 
 
 class EpisodeRecorder:
-    """Records what an episode file needs and no observation holds, from the reset of ``env`` on.
+    """Records what an episode file needs and no observation holds; make it after each reset of ``env``.
     ``instance`` has the ``question`` (the first observation) and the entries of `ToolEnv.describe_instance`."""
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
@@ -76,7 +76,7 @@ class EpisodeRecorder:
         self._env, self._found = env, env.found_evidence()
 
     def record_turn(self) -> dict[str, Any]:
-        """After each step: the ``calls`` with their results, ``found`` (supporting names first shown), ``invalid``, ``cut``."""
+        """Record the last step: its ``calls`` with results, ``found`` (supporting names first shown), ``invalid`` and ``cut``."""
         env, before = self._env, self._found
         turn, results, self._found = env.history.turns[-1], env.results, env.found_evidence()
         texts = env.feedback if len(env.feedback) == len(turn.calls) else [result.text for result in results]
@@ -91,7 +91,7 @@ class EpisodeRecorder:
 
 def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:
     """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
-    ``attempts``: which rollout of its instance each is, from 0; decides chance after the start."""
+    ``attempts``: number of each rollout among those of its instance, from 0; it seeds random outcomes after the start."""
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
     options: dict[str, Any] = {"reset_mask": np.arange(total) < count}
@@ -105,8 +105,8 @@ def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] =
 def sample_instances(env: ToolEnv, count: int) -> list[int]:
     """Return the numbers of ``count`` instances to evaluate on, in ascending order.
 
-    0 is all, or 500 of those made from seeds. Questions of a file, which may be ordered by kind, are drawn at random, always the
-    same; fewer are a subset of more.
+    A count of 0 means all, or 500 if instances are made from seeds. Questions of a file, which may be ordered by kind, are drawn
+    at random with a fixed seed; a smaller sample is a subset of a larger one.
     """
     if env.questions is None:
         return list(range(count or 500))
@@ -117,7 +117,7 @@ def sample_instances(env: ToolEnv, count: int) -> list[int]:
 
 
 def is_drawn(env: ToolEnv) -> bool:
-    """Whether the questions of a task stand in an order that was drawn at random; of a mixture, those of all its tasks."""
+    """Whether the questions of a task are in random order already; for a mixture, those of all its tasks."""
     tasks = getattr(env, "tasks", None) or {"": env}
     return all(getattr(getattr(task, "task", task), "drawn", True) for task in tasks.values())
 
@@ -128,7 +128,7 @@ def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker
     Returns:
         For each instance its turns: dicts with ``observation``, ``instructions`` (the system prompt), ``action``,
         ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`), ``chat`` (the messages of the observation and
-        of the action), ``tools`` (`Format.schemas`) and the entries of the info; the first one also has the recorder's
+        of the action), ``tools`` (`Format.schemas`) and the entries of the info; the first turn also has the recorder's
         ``instance``.
     """
     episodes: list[list[dict[str, Any]]] = []

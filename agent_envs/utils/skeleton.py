@@ -1,6 +1,6 @@
-"""``python -m agent_envs new my_task``: the folder of a small task that runs, is tested and trains, to write over.
+"""``python -m agent_envs new my_task``: write the folder of a small task, with tests and training, as a start for your own.
 
-The files are those of the folder `new_task`, with names filled in.
+The files are the templates in the folder `new_task`, with names filled in.
 """
 
 import importlib.util
@@ -13,11 +13,11 @@ _TEMPLATES = Path(__file__).parent / "new_task"
 
 
 def write(name: str, parent: Path) -> Path:
-    """Write the folder ``parent/name`` with a task, its test and a README; returns it.
+    """Write the folder ``parent/name`` with a task, its test and a README; returns its path.
 
     Raises:
-        ValueError: the name is not that of a Python module, or is that of one there is already.
-        FileExistsError: there is such a folder: nothing is overwritten.
+        ValueError: if ``name`` is not a module name in lower case, or is taken by a module or by a name that the task imports.
+        FileExistsError: if the folder exists; nothing is overwritten.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"a task is called like a Python module, in lower case, such as my_task; got {name!r}")

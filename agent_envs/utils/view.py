@@ -1,6 +1,6 @@
 """Episodes in a terminal: ``python -m agent_envs view RUN`` reads the episodes.jsonl of a run or of an evaluation.
 
-It prints the list, or one episode as a conversation. All text is that of models and tools, so it goes through `printable`.
+It prints the list, or one episode as a conversation. All text comes from models and tools, so it passes through `printable`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 from retrieval_index.printable import printable
 
 EPISODES_FILE = "episodes.jsonl"
-FOLDED_LINES, FOLDED_CHARACTERS = 3, 240  # so much is shown of a long result
+FOLDED_LINES, FOLDED_CHARACTERS = 3, 240  # what is shown of a long result
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Entry:
 
 
 def find_file(path: Path) -> Path:
-    """The file of episodes that a path means: itself, or the one in a folder. Raises FileNotFoundError: there is none."""
+    """Find the file of episodes: the path itself, or the one in a folder. Raises FileNotFoundError if there is none."""
     file = path / EPISODES_FILE if path.is_dir() else path
     if file.is_file():
         return file
@@ -46,8 +46,8 @@ def find_file(path: Path) -> Path:
 
 
 def read_entries(file: Path, outcome: str = "all", text: str = "") -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """The episodes of a file with an outcome, those that hold a text anywhere, in either case, each with its record. Lines that
-    a kill cut short are left out."""
+    """Yield the episodes of a file with this outcome that contain ``text``, in either case, each with its record. Lines that a
+    killed run left incomplete are skipped."""
     number = 0
     with file.open("rb") as lines:
         for line in lines:
@@ -63,13 +63,13 @@ def read_entries(file: Path, outcome: str = "all", text: str = "") -> Iterator[t
 
 
 def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", unfold: bool = False) -> None:
-    """Print the list of the episodes of a file or a folder, or one of them, by its number in the file or its key.
+    """Print the list of the episodes of a file or a folder, or one episode, by its number in the file or its key.
 
-    The list has those with an ``outcome`` ("all", "right", "wrong", "invalid", "truncated", "failed") that hold a ``text``.
+    Only episodes with this ``outcome`` ("all", "right", "wrong", "invalid", "truncated", "failed") that contain ``text`` count.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it holds no episode at all, or not the one asked for.
+        OSError: if there is no such file.
+        ValueError: if the file holds no episode, or not the requested one.
     """
     file, console, count = find_file(path), Console(highlight=False), 0
     for entry, record in read_entries(file, outcome, text):
@@ -88,11 +88,11 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
 
 
 def show_episode(record: Mapping[str, Any], entry: Entry, unfold: bool = False) -> RenderableType:
-    """An episode as a conversation: what was read and written, and under each turn its reward, its calls and the evidence."""
+    """An episode as a conversation: what the agent read and wrote, and under each turn its calls, evidence and reward."""
     try:
         return Group(*_header(record, entry), show_conversation(record, unfold))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{entry.key!r} is no episode as docs/episodes.md has them: {error!r}") from error
+        raise ValueError(f"{entry.key!r} is not an episode in the format of docs/episodes.md: {error!r}") from error
 
 
 def _header(record: Mapping[str, Any], entry: Entry) -> Iterator[RenderableType]:
@@ -129,7 +129,7 @@ def _list_messages(record: Mapping[str, Any], unfold: bool) -> Iterator[Renderab
             yield Padding(Text(_clean(say(message))), (0, 0, 0, 2))
             yield from _annotations(turn)
             if place + 1 >= len(messages) and turn.get("observation"):
-                yield Text("\nReturned, and read no more", "bold")
+                yield Text("\nReturned after the last turn", "bold")
                 yield _folded(str(turn["observation"]), unfold)
         else:
             name = "Returned" if place > first_turn and role in ("user", "tool") else _clean(role).capitalize()
@@ -144,7 +144,7 @@ def _annotations(turn: Mapping[str, Any]) -> Iterator[Text]:
         fault = ("  the tool failed", "bold red") if call.get("fault") else ""
         yield Text.assemble(("  → ", "cyan"), (_clean(f"{call.get('tool')} {call.get('arguments')}"), "cyan"), fault)
     if turn.get("invalid"):
-        yield Text("  ✗ could not be read", "red")
+        yield Text("  ✗ malformed turn", "red")
     for title in turn.get("found") or ():
         yield Text(f"  ✓ evidence: {_clean(title)}", "green")
     if turn:
@@ -158,13 +158,13 @@ def _folded(content: str, unfold: bool) -> RenderableType:
     text = _clean(content)
     shown = "\n".join(text.split("\n")[:FOLDED_LINES])[:FOLDED_CHARACTERS]
     left = len(text) - len(shown)
-    if unfold or left < FOLDED_CHARACTERS // 4:  # a line that says so takes room as well
+    if unfold or left < FOLDED_CHARACTERS // 4:  # the note about hidden text takes space as well
         return Padding(Text(text), (0, 0, 0, 2))
     return Padding(Text.assemble(shown, (f"… {left:,} more characters", "dim italic")), (0, 0, 0, 2))
 
 
 def say(message: Mapping[str, Any]) -> str:
-    """A message in one text: its thought, its words and its calls."""
+    """A message as one text: its reasoning, its content and its calls."""
     thought = f"<think>{message['reasoning_content']}</think>" if message.get("reasoning_content") else ""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]

@@ -1,13 +1,13 @@
-"""Programs that try to get out of the sandbox, or to do harm from inside: none may, and each ends in its time.
+"""Run programs that try to escape from the sandbox or to do harm: none may succeed, and each must end in time.
 
     python -m benchmarks.envs.sandbox_escapes                    # the tries, one line each
-    python -m benchmarks.envs.sandbox_escapes --runs 10000       # and then as many runs, and the processes they left: none
+    python -m benchmarks.envs.sandbox_escapes --runs 10000       # then 10,000 runs, which must leave no process
 
-There is something to find: a file, an environment variable, an open and inheritable file, a TCP server, an abstract
-Unix socket and a System V shared memory segment, all of this process. Exits 1 if any try came through.
+This process has things to find: a file, an environment variable, an open and inheritable file, a TCP server, an abstract
+Unix socket and a System V shared memory segment. Exits with 1 if any try succeeds.
 
-A try tells by `escaped(...)` that it got somewhere. One that ends by a mistake of its own (a NameError, say) proves
-nothing and counts as broken, which fails as well.
+A try reports success by `escaped(...)`. A try that ends by its own mistake (such as a NameError) proves nothing and counts as
+broken, which fails as well.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ from pathlib import Path
 from agent_envs import sandbox
 from agent_envs.sandbox.probe import choose_backend
 
-LATE = 0.5  # seconds after the time-out within which every call must have come back
+LATE = 0.5  # seconds after the time-out within which every call must return
 SECRET = "s3cr3t-" + "".join(random.Random("canary").choices("abcdef0123456789", k=12))
 
-# System calls by number on x86-64 and on AArch64; each is to answer ENOSYS or EPERM.
+# System calls by number on x86-64 and on AArch64; each must fail with ENOSYS or EPERM.
 _CALLS = """
 fork 57 -, vfork 58 -, clone 56 220, clone3 435 435, ptrace 101 117, process_vm_readv 310 270,
 process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438, kcmp 312 272, mount 165 40, umount2 166 39,
@@ -75,28 +75,28 @@ def files(*tops):
                 yield os.path.join(folder, name)
 """
 
-# Each try begins with a line "# name". HOST is a dict of what there is to find.
+# Each try begins with a line "# name". HOST is the dict of `bait`.
 _TRIES = "\n" + Path(__file__).with_name("sandbox_tries.py.txt").read_text(encoding="utf-8")
 TRIES = dict(part.split("\n", 1) for part in _TRIES.split("\n# ")[1:])
 
 
 @dataclass(kw_only=True)
 class Args:
-    """Try to get out, then count what is left behind."""
+    """Try to escape from the sandbox, then count the processes left behind."""
 
     backend: str = "auto"
-    """auto, namespaces or unsafe."""
+    """Isolation of the sandbox: auto, namespaces or unsafe."""
     timeout: float = 1.0
     """Seconds for each try."""
     only: str = ""
-    """Only the tries with this in their name."""
+    """Only the tries with this text in their name."""
     runs: int = 0
-    """Runs after the tries: mostly short ones, some that time out, some that print without end."""
+    """Runs after the tries: mostly short ones; some time out, print without end or abort."""
 
 
 @contextmanager
 def bait():
-    """Things to find, outside; gives the dict that the tries know as HOST."""
+    """Create things to find outside of the sandbox; yields the dict that the tries know as HOST."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=Path.home())))
         secret = folder / "secret.txt"
@@ -135,7 +135,7 @@ def program(name: str, host: dict) -> str:
 
 
 def judge(done: sandbox.Completed) -> str:
-    """ "escaped", "broken" (the try itself is wrong), or how it was held."""
+    """Return "escaped", "broken" (the try itself is wrong), or how the try was held."""
     last = done.stderr.strip().rpartition("\n")[2]
     if "ESCAPED" in done.stdout:
         return "escaped: " + done.stdout[done.stdout.index("ESCAPED") :][:200]
@@ -149,10 +149,10 @@ def judge(done: sandbox.Completed) -> str:
 
 
 def left_behind() -> list[str]:
-    """Processes that a run of ours has left: orphans, and children that we have not reaped.
+    """List the processes that runs of this program have left: orphans, and children that are not reaped.
 
-    A process belongs to some run if it is in another process namespace or has the command line of one. Those of runs
-    in other programs descend from those programs.
+    A process belongs to a run if it is in another process namespace or has the command line of a run. Runs of other programs
+    are descendants of those programs, so they are not listed.
     """
     own = os.readlink("/proc/self/ns/pid")
     parents, words = {}, {}
@@ -164,18 +164,16 @@ def left_behind() -> list[str]:
             if zombie or b"run_next()" in line or b"/main.py" in line or os.readlink(folder / "ns/pid") != own:
                 parents[int(folder.name)], words[int(folder.name)] = int(parent), line[:60]
         except OSError:
-            continue  # it has gone, or it is not ours
+            continue  # the process has ended, or is not ours
     tops = [pid for pid, parent in parents.items() if parent in (1, os.getpid())]
     return [f"{pid} {words[pid]!r}" for pid in tops]
 
 
 def tries(args: Args) -> int:
-    """Runs them all; gives the number of those that were not held, or not in time."""
-    bad, backend = 0, choose_backend(args.backend)
+    """Run all tries; returns the number that were late or not held, plus the processes left behind."""
+    bad, backend, asked = 0, choose_backend(args.backend), [name for name in TRIES if args.only in name]
     with bait() as host:
-        for name in TRIES:
-            if args.only not in name:
-                continue
+        for name in asked:
             start = time.perf_counter()
             done = sandbox.run(program(name, host), stdin="input", timeout=args.timeout, backend=args.backend)
             took = time.perf_counter() - start
@@ -183,12 +181,12 @@ def tries(args: Args) -> int:
             late = took > args.timeout + LATE
             bad += late or verdict.startswith(("escaped", "broken"))
             print(f"{took:6.3f} s  {name:50} {verdict}{'  LATE' if late else ''}", flush=True)
-    print(f"{backend}: {len(TRIES)} tries, {bad} not held; left behind: {left_behind() or 'nothing'}")
+    print(f"{backend}: {len(asked)} tries, {bad} not held; left behind: {left_behind() or 'nothing'}")
     return bad + len(left_behind())
 
 
 def many(args: Args) -> int:
-    """Many runs in a row; gives the number of processes left behind and of runs that did not end as they should."""
+    """Run many programs in a row; returns the number of wrong ends, plus the processes and open files left behind."""
     mix = ["print('x')"] * 47 + ["import time; time.sleep(9)", "while True: print('x' * 1000)", "import os; os.abort()"]
     start, bad, slowest = time.perf_counter(), 0, 0.0
     before = len(os.listdir("/proc/self/fd"))

@@ -1,10 +1,10 @@
-"""Write the pages of docs/tasks: one for each task, one for the seven search benchmarks, and the table of all.
+"""Write the pages of docs/tasks: one for each task, one for the seven search benchmarks, and a table of all tasks.
 
     python -m benchmarks.envs.task_pages --data FOLDER      # FOLDER with real benchmarks; without it they keep their figures
 
-Everything on a page except its baselines follows from the code; a test compares. The rows of the baselines are kept in
-docs/tasks/baselines.json, so that ``--episodes 0`` writes pages without rolling out. Tasks whose package is missing keep
-their episode.
+Everything on a page except its baselines is generated from the code; a test compares both. The rows of the baselines are kept
+in docs/tasks/baselines.json, so that ``--episodes 0`` writes pages without rolling out. If the package of a task is missing, its
+page keeps its episode.
 """
 
 import json
@@ -25,8 +25,8 @@ from agent_envs.utils.describe import fence, page, page_of_class
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "tasks"
-TEXTS = Path(__file__).with_name("task_texts")  # what no code tells: the search benchmarks, MiniWiki
-SEARCH = {  # what is asked
+TEXTS = Path(__file__).with_name("task_texts")  # text that is not in the code: the search benchmarks, MiniWiki
+SEARCH = {  # the kind of questions
     "HotpotQA": "two Wikipedia paragraphs, bridge and comparison (Yang et al. 2018)",
     "2WikiMultihopQA": "compositional, comparison, inference, from Wikidata (Ho et al. 2020)",
     "MuSiQue": "two to four hops without shortcuts (Trivedi et al. 2022)",
@@ -59,12 +59,14 @@ SEEDS = {
     "MiniWiki": 49,
     "Calculator": 18,
     "Python": 9,
-}  # of the episode; 0 elsewhere
+}  # seeds of the shown episodes; 0 for other tasks
 AGENTS = ["random", "constant", "scripted", "reader", "oracle"]
 MINIWIKI = ["MiniWiki", "MiniWiki-Easy", "MiniWiki-Hard"]
-TURNS = re.compile(r"In each turn you may think inside[^\n]*")  # what the format adds to every prompt: MiniWiki's page
-ENDS = re.compile(r"^(- <answer>text</answer>: |Results come back inside).*\n", re.MULTILINE)  # shows it
-LONG = 1500  # characters of a prompt on a page
+TURNS = re.compile(r"In each turn you may think inside[^\n]*")  # text that the format adds to every prompt:
+ENDS = re.compile(
+    r"^(- <answer>text</answer>: |Results come back inside).*\n", re.MULTILINE
+)  # only MiniWiki's page shows both
+LONG = 1500  # longest prompt on a page, in characters
 
 
 @dataclass
@@ -72,9 +74,9 @@ class Args:
     """Write the task pages."""
 
     episodes: int = 200
-    """Episodes of each baseline; 0 keeps the figures there are. Real questions are all asked, once each."""
+    """Episodes of each baseline; 0 keeps the existing figures. In real benchmarks, every question is asked once instead."""
     data: Path | None = None
-    """Folder with HotpotQA, 2WikiMultihopQA and MuSiQue, whose validation questions are then asked."""
+    """Folder with HotpotQA, 2WikiMultihopQA and MuSiQue, to measure baselines on their validation questions."""
 
 
 def name_of(id: str) -> str:
@@ -82,7 +84,7 @@ def name_of(id: str) -> str:
 
 
 def file_name(id: str) -> str:
-    """The page of an id, as docs/tasks links it."""
+    """Return the page of an id, as docs/tasks links it."""
     name = name_of(id)
     if name in SEARCH:
         return "search_benchmarks.md"
@@ -90,7 +92,7 @@ def file_name(id: str) -> str:
 
 
 def write_page(file: str, rows: list[dict]) -> str:
-    """The text of a page of docs/tasks."""
+    """Return the text of a page of docs/tasks."""
     if file == "README.md":
         return index_page(rows)
     if file == "search_benchmarks.md":
@@ -101,7 +103,7 @@ def write_page(file: str, rows: list[dict]) -> str:
     scores = f"\n## Baselines\n\n{baselines(own)}\n" if own else ""
     try:
         text = page(id, seed=SEEDS.get(name_of(id), 0), about=about) + scores
-        if name_of(id) == "Mixture":  # whose episodes and rewards are those of its tasks
+        if name_of(id) == "Mixture":  # its episodes and rewards are those of its tasks
             text = re.sub(r" The episode below.*?(?=\n\n## Rewards)|```text.*?```\n\n", "", text, flags=re.DOTALL)
         return link_arguments(text if name_of(id) == "MiniWiki" else shorten_prompt(link_rewards(text)))
     except ImportError:
@@ -111,7 +113,7 @@ def write_page(file: str, rows: list[dict]) -> str:
 
 
 def shorten_prompt(text: str) -> str:
-    """A page whose prompt has "…" instead of what every prompt has, and of all after ``LONG`` characters."""
+    """Shorten the prompt of a page: without the text of every prompt, and with "…" for all after ``LONG`` characters."""
     prompt = text.partition("--- system\n")[2].partition("--- observation\n")[0]
     own = ENDS.sub("", TURNS.sub("…", prompt))
     if len(own) > LONG:
@@ -120,7 +122,7 @@ def shorten_prompt(text: str) -> str:
 
 
 def link_rewards(text: str) -> str:
-    """A page that links to the terms of Calculator's reward if they are its own too."""
+    """Replace the reward terms of a page by a link, if they are the same as Calculator's."""
     terms = fence(str(make("AgentR1/Calculator-v0").reward))
     if text.startswith("# AgentR1/Calculator-v0\n"):
         return text
@@ -128,14 +130,14 @@ def link_rewards(text: str) -> str:
 
 
 def link_arguments(text: str) -> str:
-    """A page without the arguments that the overview of all tasks explains."""
+    """Remove the arguments that the overview of all tasks explains from a page; those of passages become a link."""
     text = re.sub(r"^- split: `\"train\"` or `\"validation\"`\.\n", "", text, flags=re.MULTILINE)
     passages = re.compile(r"(?:^- (?:k|max_chars|passage_tokens|read): .*\n){2,}", re.MULTILINE)
     return passages.sub("- [Passages](../environments.md#passages): arguments of the search.\n", text)
 
 
 def search_page(rows: list[dict]) -> str:
-    """The page of the seven search benchmarks, without an episode: no text of theirs is in this repository."""
+    """Return the page of the seven search benchmarks. It has no episode, as this repository contains none of their texts."""
     lines = []
     for name, asked in SEARCH.items():
         entry = CATALOG[name.lower()]
@@ -149,7 +151,7 @@ def search_page(rows: list[dict]) -> str:
 
 
 def baselines(rows: list[dict]) -> str:
-    """A table with a line for each task and a column for each agent; a sentence about a single task."""
+    """Return a table with a line for each task and a column for each agent; for a single task, a sentence."""
     agents = [agent for agent in AGENTS if any(row["agent"] == agent for row in rows)]
     if len(rows) == len(agents):  # of one task
         cells = ["{agent} {score:.3f} ({interval[0]:.3f}–{interval[1]:.3f})".format(**row) for row in rows]
@@ -173,7 +175,7 @@ def index_page(rows: list[dict]) -> str:
 
 
 def measure_baselines(args: Args, kept: list[dict]) -> list[dict]:
-    """The rows of all tasks: measured now if possible, else as they were."""
+    """Measure the rows of all tasks; tasks that cannot be measured keep their rows in ``kept``."""
     rows: list[dict] = []
     for id in agent_envs.IDS:
         before = [row for row in kept if row["id"] == id]
@@ -198,7 +200,7 @@ def measure_baselines(args: Args, kept: list[dict]) -> list[dict]:
 
 
 def pages() -> list[str]:
-    """The files of docs/tasks."""
+    """List the files of docs/tasks."""
     own = (file_name(id) for id in agent_envs.IDS)
     return ["README.md", *dict.fromkeys(file for file in own if not file.startswith(".."))]
 

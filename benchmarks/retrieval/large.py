@@ -1,13 +1,12 @@
-"""How large a corpus fits this machine: build, open and search a BM25 index over millions of passages.
+"""Measure how large a corpus fits this machine: build, open and search a BM25 index over millions of passages.
 
     python -m benchmarks.retrieval.large --passages 1000000
 
-Passages are MiniWiki's, three articles each, 113 words on average: the length of a passage of wiki-18. Questions are
-MiniWiki's too, about entities of the corpus; their words are as frequent as can be ("born" is in half of all passages),
-beside a name or two.
+A passage is three articles of MiniWiki, 113 words on average: the length of a passage of wiki-18. Questions are MiniWiki's
+too, about entities of the corpus. Apart from a name or two, their words are very frequent ("born" is in half of all passages).
 
-Build and search run in processes of their own, whose memory is measured with all pages that they map. The first opening
-is cold: the files of the index are dropped from the page cache before. Ends with one line of JSON.
+Build and search run in their own processes, whose memory is measured with all pages that they map. Each opening is cold: the
+files of the index are dropped from the page cache first. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ GIB = 1 << 30
 
 
 def run_watched(command: list[str]) -> tuple[float, dict[str, float]]:
-    """Run a command; its seconds, and the most memory that it and its children held at once, in GiB.
+    """Run a command; returns its seconds, and the peak memory of it and its children together, in GiB.
 
-    `resident` counts all pages that a process maps, files too; `anonymous` what the system could not drop.
+    ``resident`` counts all pages that a process maps, files too; ``anonymous`` only those that the system cannot drop.
     """
     started, peaks, done = time.perf_counter(), {"resident": 0, "anonymous": 0}, threading.Event()
     process = psutil.Popen(command)
@@ -68,7 +67,7 @@ def run_watched(command: list[str]) -> tuple[float, dict[str, float]]:
 
 
 def memory(pid: int | str = "self") -> dict[str, int]:
-    """Resident and anonymous memory of a process in bytes, from /proc; 0 where it has ended."""
+    """Resident and anonymous memory of a process in bytes, from /proc; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -85,10 +84,10 @@ def drop_from_page_cache(folder: Path) -> None:
 
 
 def search(folder: str, number: int) -> dict:
-    """Open and search in this process, which has done nothing else; of two rounds of single queries the second counts."""
+    """Open and search an index in this process, which has done nothing else. The second of two rounds of queries counts."""
     from retrieval_index import kernel
 
-    assert kernel.top_k  # its imports are not what opening an index takes
+    assert kernel.top_k  # imported first, so that the time of opening excludes imports
     result: dict = {}
     for how in ("fast", "full"):
         drop_from_page_cache(Path(folder))
@@ -106,7 +105,7 @@ def search(folder: str, number: int) -> dict:
 
 
 def make_passages(number: int) -> Iterator[Passage]:
-    """The corpus, one passage at a time."""
+    """Yield the passages of the corpus, one at a time."""
     for first in range(0, number, WORLD):
         seed, recent = first // WORLD, deque[str](maxlen=ARTICLES - 1)
         for passage in World(min(WORLD, max(50, number - first)), seed, "heldout").passages():
@@ -115,7 +114,7 @@ def make_passages(number: int) -> Iterator[Passage]:
 
 
 def make_questions(number: int) -> list[str]:
-    """Questions about the first world of the corpus, of all kinds."""
+    """Make questions of all kinds about the first world of the corpus."""
     world, rng = World(min(WORLD, number), 0, "heldout"), random.Random(0)
     kinds = ("bridge", "compositional", "comparison", "inference", "yes_no")
     return [make_question(world, kinds[i % len(kinds)], rng).question for i in range(QUESTIONS)]
@@ -125,7 +124,7 @@ def main(passages: int = 1_000_000, out: Path = Path("runs/index_scale")) -> Non
     """Build and search a BM25 index over many passages.
 
     Args:
-        passages: of the corpus.
+        passages: number of passages in the corpus.
         out: folder for corpora (0.7 kB a passage), indexes (1 kB a passage) and results.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -136,7 +135,7 @@ def main(passages: int = 1_000_000, out: Path = Path("runs/index_scale")) -> Non
                 file.write(json.dumps({"id": p.id, "title": p.title, "text": p.text}) + "\n")
         part.rename(corpus)
     for old in (folder, folder.with_name(f".{folder.name}.building")):
-        shutil.rmtree(old, ignore_errors=True)  # from nothing, and not from what another run had left
+        shutil.rmtree(old, ignore_errors=True)  # build from scratch, not from what another run left
     build = [sys.executable, "-m", "retrieval_index", "build", "--corpus", str(corpus), "--out", str(folder)]
     seconds, peaks = run_watched(build)
     result = {

@@ -1,14 +1,13 @@
-"""The index on 54 k real passages: speed beside the libraries it could have been, and what it finds.
+"""Measure the index on 54 k real passages: its speed beside other libraries, and its recall.
 
     python -m benchmarks.retrieval.small --data ../shared/data
 
-Speed: one query at a time, and 400 at once, the same validation questions in turn for each. Ours takes the text of a question
-and gives passages ("rows": row numbers); bm25s and rank-bm25 take its words, split already, and give row numbers. All on one
-thread.
+Speed: one query at a time, and 400 at once, with the same validation questions for each library. Our index takes the text of a
+question and returns passages ("rows": row numbers). bm25s and rank-bm25 take the question split into words, and return row
+numbers. All use one thread.
 
-Recall: the share of a question's gold titles among the first k passages, the raw question being the query, over all
-passages, by benchmark; `all_gold@10` is the share of questions with every gold title. And how often BM25 finds a passage
-by its own title.
+Recall: the share of a question's gold titles among the first k of all passages, by benchmark; the query is the raw question.
+`all_gold@10` is the share of questions with every gold title. Also measured: how often BM25 finds a passage by its own title.
 Ends with one line of JSON.
 """
 
@@ -40,13 +39,13 @@ class Args:
     data: Path
     """Folder with passages.jsonl and the validation questions of the three benchmarks."""
     rounds: int = 3
-    """How often every question is asked for the speed; the median is over all."""
+    """How often each question is asked to measure speed; the median is over all times."""
     slow_questions: int = 30
-    """Questions for rank-bm25, which takes a good part of a second each."""
+    """Questions for rank-bm25, which takes a large part of a second for each."""
     minilm: bool = True
-    """Also encode all passages with MiniLM: half an hour on two cores, once; it goes on if it is stopped."""
+    """Also encode all passages with MiniLM: half an hour on two cores, once. An interrupted run continues."""
     work: Path = Path("runs/index_small")
-    """Where the indexes are built, once."""
+    """Folder of the indexes, which are built once."""
 
 
 def read_questions(data: Path, benchmark: str) -> list[dict]:
@@ -55,7 +54,7 @@ def read_questions(data: Path, benchmark: str) -> list[dict]:
 
 
 def recall(searcher: Searcher, questions: list[dict]) -> dict[str, float]:
-    """Recall of gold titles at each cut, and how often all are found."""
+    """Compute the recall of gold titles at each cut, and how often all are found."""
     found = searcher.search([question["question"] for question in questions], max(CUTS))
     golds = [set(question["supporting_titles"]) for question in questions]
     result = {}
@@ -67,7 +66,7 @@ def recall(searcher: Searcher, questions: list[dict]) -> dict[str, float]:
 
 
 def found_by_title(searcher: Searcher) -> dict[str, float]:
-    """How often a title finds a passage that has it, first and among the first 10."""
+    """Measure how often a title finds a passage with that title, first and among the first 10."""
     titles = sorted({passage.title for passage in searcher.corpus})
     found = searcher.search(titles, 10)
     return {
@@ -86,7 +85,7 @@ def seconds_of(ask: Callable, arguments: list) -> list[float]:
 
 
 def measure_speed(corpus: Corpus, questions: list[str], args: Args) -> dict[str, float]:
-    """Median seconds of a query: ours, bm25s, rank-bm25; in turns, so that all see the same machine."""
+    """Measure the median seconds of a query: ours and bm25s in turn, so that the machine slows both equally; then rank-bm25."""
     import bm25s
 
     ours, reference = BM25Index.build(corpus), RankBM25Index.build(corpus)
@@ -97,7 +96,7 @@ def measure_speed(corpus: Corpus, questions: list[str], args: Args) -> dict[str,
     def search_bm25s(queries: list[list[str]]):
         return engine.retrieve(queries, k=10, show_progress=False, n_threads=0)
 
-    ours.search(questions[:2], 10), search_bm25s(words[:1])  # compiled code is loaded
+    ours.search(questions[:2], 10), search_bm25s(words[:1])  # loads compiled code
     np.testing.assert_allclose(ours.top_k(questions[:100], 10)[1], search_bm25s(words[:100])[1], rtol=1e-4)
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(args.rounds):
@@ -116,7 +115,7 @@ def measure_speed(corpus: Corpus, questions: list[str], args: Args) -> dict[str,
 
 
 def load_or_build(args: Args, name: str, backend: str, **options) -> Searcher:
-    """An index over all passages, from its folder where it was built before."""
+    """Load an index over all passages from its folder; build it first if there is none."""
     folder = args.work / name
     if not folder.exists():
         retrieval_index.build_folder(args.data / "passages.jsonl", folder, backend, progress=True, **options)

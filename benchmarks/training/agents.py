@@ -1,11 +1,11 @@
-"""Whole training steps of a program against the environment's own rollout: what calls, threads and their client cost.
+"""Compare whole training steps of a program with the environment's own rollout: the cost of calls, threads and client.
 
     python -m benchmarks.training.agents                               # the tiny policy, a minute
     python -m benchmarks.training.agents --model examples/smollm2-hotpotqa --base-model MODEL --episodes 8 --steps 2
 
-The program is examples/openai_agent.py. Both sides take steps in turn, with the same weights, questions and noise, so that their
-episodes are the same, token by token, but for some with a malformed turn: ``equal`` is the share that is. A ratio is the median
-over the steps of how many times as long the program's took, rollout and update together. Ends with one line of JSON.
+The program is examples/openai_agent.py by default. Both sides take steps in turn, with the same weights, questions and noise.
+Their episodes are the same, token by token, except some with a malformed turn: ``equal`` is the share of the same ones. A ratio
+is the median over the steps of the program's time divided by the environment's. Ends with one line of JSON.
 """
 
 import json
@@ -35,34 +35,34 @@ from trainers.tiny.cold_start import SHIPPED
 
 @dataclass(kw_only=True)
 class Args:
-    """Measure what a program's steps take, against the environment's own rollout of the same episodes."""
+    """Measure the time of a program's steps against the environment's own rollout of the same episodes."""
 
     model: str = str(SHIPPED)
-    """A causal language model with a chat template, or a LoRA adapter of one; by default the shipped tiny policy."""
+    """Causal language model with a chat template, or a LoRA adapter of one; by default the shipped tiny policy."""
     base_model: str | None = None
-    """The base of the adapter, instead of the one that it names."""
+    """Base model of the adapter, instead of the one that the adapter names."""
     agent: str = "examples.openai_agent:solve"
-    """The program."""
+    """The program: a function, "module:function", or a command."""
     env: str = "AgentR1/MiniWiki-v0"
     """Registered environment id."""
     env_kwargs: str = "{}"
-    """Its arguments as JSON."""
+    """Arguments of the environment, as JSON."""
     episodes: int = 64
-    """At once, in groups of 8."""
+    """Episodes of a step, all at once, in groups of 8."""
     max_new_tokens: int = 64
-    """Longest turn."""
+    """Longest turn, in tokens."""
     steps: int = 10
-    """Of each side that count."""
+    """Measured steps of each side."""
     warm_up: int = 1
-    """Steps of each side before them."""
+    """Steps of each side before the measured ones."""
     seed: int = 0
-    """Seeds the questions and the sampling."""
+    """Seed of the questions; the noise of a step depends only on its number."""
     out: Path | None = None
-    """Where to write the result as JSON besides."""
+    """File to write the JSON to, in addition to printing it."""
 
 
 class SeededEngine(TransformersEngine):
-    """Gives the turns of the environment's own rollout the noise that those of a program have."""
+    """Engine that gives the turns of the environment's own rollout the same noise as those of a program."""
 
     def reset(self) -> None:
         super().reset()
@@ -118,7 +118,7 @@ def main(args: Args) -> dict:
 
 
 class Step(NamedTuple):
-    """What a step took, in seconds, and the ids of its episodes."""
+    """Times of a step in seconds (the first two with its update), and the ids of its episodes."""
 
     seconds: float
     processor_seconds: float
@@ -127,7 +127,7 @@ class Step(NamedTuple):
 
 
 def compare(rounds: list[dict[str, Step]], name: str) -> float:
-    """The median of how many times as long the program's steps took."""
+    """Compute the median over the steps of the program's time divided by the environment's."""
     return round(statistics.median(getattr(r["program"], name) / getattr(r["environment"], name) for r in rounds), 3)
 
 

@@ -1,16 +1,15 @@
-"""RAGEN's games, learned with PPO by the tiny policy: success before and after, beside what it must beat.
+"""Train the tiny policy with PPO on RAGEN's games: success before and after, beside the baselines to beat.
 
     python -m benchmarks.training.games                                 # 3 seeds of every game
     python -m benchmarks.training.games --games bandit --seeds 0
     python -m benchmarks.training.games --games --out FOLDER            # the table of FOLDER/results.json
 
-For each seed of a game, one cold start, which imitates an agent that acts at random in a share of its episodes; from it,
-reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
-for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in training. Beside
-them: the scripted agents.
+Each seed of a game has one cold start: SFT on an agent that acts at random in a share of its episodes. PPO and a longer cold
+start begin from it; the latter continues for as many seconds as PPO took for rollouts and updates. All three are evaluated on
+the same instances, by greedy decoding and sampled as in training. The scripted agents are evaluated too.
 
-Writes table.md and results.json, also of other seeds and games that its folder holds. Runs that are complete
-are not run again.
+Writes table.md and results.json, which keep the other seeds and games that the folder already holds. Complete runs are not
+repeated.
 """
 
 import itertools
@@ -45,9 +44,9 @@ BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "Longer cold start", "PPO"
 class Game:
     """One game and how it is learned.
 
-    ``on``: the splits to evaluate on, by the name of a line of the table, ``instances`` of each. ``config``: a shipped
-    configuration of `trainers.ppo`; ``options``: further arguments of it. Four gradient steps are taken of a batch of many
-    groups: a gradient from few boards learns what happens to be right on those.
+    ``on``: splits to evaluate on, by the name of their line in the table. ``instances``: number of instances per split.
+    ``config``: a shipped configuration of `trainers.ppo`. ``options``: further arguments of `trainers.ppo`. An update takes
+    several gradient steps on a batch of many groups: a gradient from few boards fits only those boards.
     """
 
     on: dict[str, str]
@@ -60,14 +59,14 @@ GAMES = {
     "bandit": Game(
         on={"Bandit, words of training": "train", "Bandit, new words": "validation"},
         options={
-            "env": "Bandit", "cold_start_steps": 400, "updates": 60, "group_size": 16, "lr": 2e-4,  # its pay is the noisiest
+            "env": "Bandit", "cold_start_steps": 400, "updates": 60, "group_size": 16, "lr": 2e-4,  # its reward is the noisiest
         },
     ),
     "sokoban": Game(
         on={"Sokoban": "validation"},
         options={
             "env": "Sokoban", "cold_start_steps": 4000, "updates": 40,
-            "value_clip": 10.0,  # returns are that large: 10 for a solution
+            "value_clip": 10.0,  # returns are large: 10 for a solution
         },
     ),
     "sokoban-shown-easy": Game(on={"Sokoban, shown easy boards": "validation"}, config="sokoban-shown-easy"),
@@ -76,28 +75,28 @@ GAMES = {
         options={"env": "FrozenLake", "env_kwargs": {"slippery": False}, "cold_start_steps": 500, "updates": 60},
     ),
     "frozenlake": Game(
-        # Slips are luck, which a critic of turns sees. A start with little chance in it tries only the shortest way.
+        # Slips are chance, which a critic of turns sees. A cold start with few random actions tries only the shortest path.
         on={"FrozenLake, slippery": "validation"}, config="frozenlake-slippery",
         options={"eval_questions": 500, "final_questions": 500, "eval_temperature": 1.0},
-        instances=2000,  # success moves between .2 and .5
+        instances=2000,  # success varies between 0.2 and 0.5
     ),
 }  # fmt: skip
 
 
 @dataclass(kw_only=True)
 class Args:
-    """Learn RAGEN's games, and compare with imitation and with scripted agents."""
+    """Train on RAGEN's games, and compare with a longer cold start and with scripted agents."""
 
     games: tuple[str, ...] = tuple(GAMES)
-    """Which to learn."""
+    """Games to train on; with none, only the table is written."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One cold start, one run and one more imitation for each."""
+    """Seeds; each has one cold start, one PPO run and one longer cold start."""
     out: Path = Path("runs/games")
     """Folder of the runs and the results."""
 
 
 def arguments(game: Game, seed: int = 0) -> ppo.Args:
-    """Those of one run: PPO's own, except for what the game sets."""
+    """Return the arguments of one run: PPO's defaults, except for the sizes below and what the game sets."""
     shipped = read_config(game.config, ppo.Args(), "ppo") if game.config else {}
     size = {
         "questions_per_update": 64,
@@ -111,7 +110,7 @@ def arguments(game: Game, seed: int = 0) -> ppo.Args:
 
 
 def train(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
-    """The policy of one run, and its summary with the ``seconds`` that rollouts and updates took."""
+    """Train one run, or resume it; returns its policy and its summary with the ``seconds`` of rollouts and updates."""
     if not (run / "summary.json").exists():
         started = checkpoint.latest(run) is not None
         ppo.main(replace(wanted, resume=run) if started else replace(wanted, out=run))
@@ -123,7 +122,7 @@ def train(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
 
 
 def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, dict]]:
-    """What is compared in one seed of a game: its name, the policy, and what training it took."""
+    """Yield what one seed of a game compares: the name, the policy, and the cost of its training."""
     wanted = arguments(GAMES[name], seed)
     run = args.out / f"{name}-{seed}"
     after, summary = train(wanted, run / "ppo")
@@ -137,7 +136,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
 
 
 def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, float]]:
-    """Success by line of the table: of a policy ``greedy`` and ``sampled``, without one of each of the task's scripts."""
+    """Compute success by line of the table: of a policy ``greedy`` and ``sampled``; without a policy, of each scripted agent."""
     found, numbers, args = {}, list(range(game.instances)), arguments(game)
     for line, split in game.on.items():
         envs = make_envs(args.env, args.env_kwargs, split, 64)
@@ -146,7 +145,7 @@ def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, fl
             infos = {title: evaluator.run_script(envs, numbers, scripts[script]) for script, title in SCRIPTS.items()}
         else:
             engine, length = TransformersEngine(policy, envs.envs[0].stop), ppo.Args.max_new_tokens
-            torch.manual_seed(0)  # of the sampling
+            torch.manual_seed(0)  # for the sampling
             infos = {
                 how: evaluator.run_policy(envs, policy, engine, numbers, length, temperature)[0]
                 for how, temperature in (("greedy", 0.0), ("sampled", 1.0))
@@ -156,12 +155,12 @@ def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, fl
 
 
 def _lines(results: Mapping) -> list[tuple[str, list[dict]]]:
-    """Each line of the table with the seeds of its game."""
+    """List each line of the table with the seeds of its game."""
     return [(line, seeds) for game, seeds in results["seeds"].items() for line in results["scripts"][game]]
 
 
 def table(results: Mapping) -> str:
-    """Success greedily and sampled, what reinforcement learning gained, and what it took."""
+    """Write the tables: success by greedy decoding and sampled, the gains of PPO, and the seconds of training."""
     rates = {line: rate for game in results["seeds"] for line, rate in results["scripts"][game].items()}
     instances = ", ".join(f"{game}: {results['games'][game]['instances']:,}" for game in results["seeds"])
     lines = [
@@ -209,7 +208,9 @@ def main(args: Args) -> dict:
             one["training"][title] = told
         others = [other for other in results["seeds"].get(name, []) if other["seed"] != seed]
         results["seeds"][name] = sorted([*others, to_json_types(one)], key=lambda one: one["seed"])
-        file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # so far: the experiment is long
+        file.write_text(
+            json.dumps(results, indent=2) + "\n", encoding="utf-8"
+        )  # partial results: the experiment is long
     (args.out / "table.md").write_text(table(results), encoding="utf-8")
     print(table(results))
     return results

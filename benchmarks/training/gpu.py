@@ -1,16 +1,17 @@
-"""Speed on one GPU with models of Qwen2.5's shapes and random weights, each figure beside its limit in the same run.
+"""Measure speed on one GPU with random weights in Qwen2.5's shapes, each figure beside its limit from the same run.
 
     python -m benchmarks.training.gpu --out OUT                       # all parts, at most 8 minutes; writes OUT/gpu.json
     python -m benchmarks.training.gpu --out OUT --parts limits decode_3b
     python -m benchmarks.training.gpu --shapes tiny                   # on a CPU: shows that every part runs
 
-The file is written after each part. A part that takes too long, fails or runs out of memory says so, and the next one runs.
+The file is written after each part. If a part takes too long, fails or runs out of memory, the file gets its error, and the
+next part runs.
 
-Limits are a large copy on the device and a large bfloat16 matrix product. A decoding step has to read the weights of
-layers and head once, and the keys and values of all rows. A prefill takes 2 operations per weight of the layers and token,
-an update 6 (4 for frozen weights), and those of attention; recomputing activations adds one forward pass of the layers.
-``generate`` and TRL (if installed) do the same work in the same run. A model with random weights says nothing, so each of
-its turns stands for a search for some words in the real environment.
+The limits are the speeds of a large copy on the device and of a large bfloat16 matrix product. A decoding step has to read the
+weights of layers and head once, and the keys and values of all rows. For each token and layer weight, a prefill takes 2
+operations and an update 6 (4 for frozen weights); attention takes more. Recomputing activations adds one forward pass of the
+layers. ``generate`` and TRL (if installed) do the same work in the same run. A model with random weights writes nothing
+useful, so each of its turns is read as a search for some words in the real environment.
 """
 
 import gc
@@ -50,7 +51,7 @@ from trainers.rollouts.collector import collect_batch
 from trainers.tiny.model import make_tokenizer
 from trainers.trajectory import Step, Trajectory
 
-SHAPES = {  # of Qwen2.5: width, of the feed-forward layers, layers, heads, key-value heads, whether embedding and head are one
+SHAPES = {  # of Qwen2.5: width, feed-forward width, layers, heads, key-value heads, whether embedding and head are tied
     "tiny": (128, 128, 3, 4, 2, True),
     "0.5b": (896, 4864, 24, 14, 2, True),
     "1.5b": (1536, 8960, 28, 12, 2, True),
@@ -60,7 +61,7 @@ SHAPES = {  # of Qwen2.5: width, of the feed-forward layers, layers, heads, key-
 TURNS, GROUP = 4, 8
 ENV, ENV_KWARGS = "AgentR1/MiniWiki-Easy-v0", json.dumps({"max_turns": TURNS})
 TOTAL_SECONDS = 480  # of all parts
-START_SECONDS = 60  # that a process may take before its first part begins
+START_SECONDS = 60  # longest time of a process before its first part begins
 IS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if IS_GPU else ("cpu", torch.float32)
 Result = dict[str, object]
@@ -80,7 +81,7 @@ def make_model(shape: str) -> Qwen2ForCausalLM:
 
 @cache
 def make_policy(shape: str, lora_rank: int = 0) -> Policy:
-    """A policy whose every turn is as long as it may be and is read as a search for some words, drawn by its tokens."""
+    """Make a policy whose turns all have the full length and are read as searches for words that their tokens select."""
     model, tokenizer = make_model(shape), make_tokenizer(vocabulary())
     words = [word for word in vocabulary() if word.isalpha()]
     if lora_rank:
@@ -93,7 +94,7 @@ def make_policy(shape: str, lora_rank: int = 0) -> Policy:
     plain = tokenizer.decode
 
     def decode(token_ids, **how) -> str:
-        if how != {"skip_special_tokens": False}:  # which is how `ChatTokens.decode` asks for a turn
+        if how != {"skip_special_tokens": False}:  # `ChatTokens.decode` decodes a turn with this option
             return plain(token_ids, **how)
         return f"<search>{' '.join(words[i % len(words)] for i in token_ids[:3])}</search>"
 
@@ -109,7 +110,7 @@ def make_optimizer(shape: str, lora_rank: int = 0) -> torch.optim.Optimizer:
 
 
 def count_weights(model: Qwen2ForCausalLM) -> tuple[int, int]:
-    """Weights of the layers and of the head, without adapters."""
+    """Count the weights of the layers and of the head, without adapters."""
     layers = sum(p.numel() for name, p in model.base_model.layers.named_parameters() if "lora_" not in name)
     return layers, model.get_output_embeddings().weight.numel()
 
@@ -127,12 +128,12 @@ def time_it(job: Callable[[], object]) -> float:
 
 
 def peak_gib() -> float:
-    """GiB of the GPU since the part began; 0 on a CPU."""
+    """Return the peak memory of the GPU since the part began, in GiB; 0 on a CPU."""
     return torch.cuda.max_memory_allocated() / 2**30 if IS_GPU else 0.0
 
 
 def measure_limits() -> Result:
-    """Bytes a second (read and written) of a copy, operations a second of a matrix product: the best of ten."""
+    """Measure a copy in bytes (read and written) and a matrix product in operations per second: the best of ten."""
     size, num_bytes = (8192, 2**32) if IS_GPU else (512, 2**24)
     a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
     source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
@@ -145,7 +146,7 @@ def measure_limits() -> Result:
 
 
 def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: int) -> Result:
-    """Prefill, the best of three, and decoding the third time, when steps are compiled and captured; nothing is shared."""
+    """Measure prefill (best of three) and the third decoding, when steps are compiled and captured; no prefix is shared."""
     policy = make_policy(shape, lora_rank)
     config, rng = policy.model.config, np.random.default_rng(0)
     prompts = {key: rng.integers(len(policy.tokenizer), size=context).tolist() for key in range(rows)}
@@ -163,7 +164,7 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
         prefills.append(time_it(prefill))
     for _ in range(2):
         decode()
-        prefill()  # the same prompts again begin from nothing
+        prefill()  # the same prompts start again from their prefill
     step, prefill_s = time_it(decode) / new, min(prefills)
     layers, head = count_weights(policy.model)
     head_size = config.hidden_size // config.num_attention_heads
@@ -180,7 +181,8 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
 
 
 def make_episodes(vocab_size: int, count: int, turn: int, seed: int) -> list[Trajectory]:
-    """Episodes of four turns: a prompt of 300 tokens that a group shares, and 170 of observation between turns."""
+    """Make episodes of four turns. A group shares a prompt of 300 tokens; observations have 170. If turns have at most 8
+    tokens, these are 20 and 6."""
     rng, episodes = np.random.default_rng(seed), []
     prompt_length, observation = (300, 170) if turn > 8 else (20, 6)
     for number in range(count):
@@ -197,7 +199,7 @@ def make_episodes(vocab_size: int, count: int, turn: int, seed: int) -> list[Tra
 
 
 def measure_update(shape: str, lora_rank: int, count: int, turn: int) -> Result:
-    """`grpo.update` with recomputed activations: the first, and the best of two more."""
+    """Measure `grpo.update` with recomputed activations: the first call, and the best of two more."""
     policy, optimizer = make_policy(shape, lora_rank), make_optimizer(shape, lora_rank)
     recompute_activations(policy.model)
     args, config, seconds = grpo.Args(group_size=GROUP), policy.model.config, []
@@ -221,7 +223,7 @@ def measure_update(shape: str, lora_rank: int, count: int, turn: int) -> Result:
 
 
 def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool = True) -> Result:
-    """Whole steps: episodes rolled out in the environment, and the update; without it, only whether the rollout fits."""
+    """Measure whole steps: rollout in the environment and update. If not ``learns``, only the rollout runs, to see if it fits."""
     imports = time.time() - psutil.Process().create_time()
     policy, optimizer = make_policy(shape), make_optimizer(shape)
     args = grpo.Args(questions_per_update=count // GROUP, group_size=GROUP, max_new_tokens=turn)
@@ -247,11 +249,11 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
 
 
 def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
-    """TRL's `GRPOTrainer` at the work of `measure_steps`: ``rollout_func`` by `generate`, all weights in the layers' dtype."""
+    """Measure TRL's `GRPOTrainer` on the work of `measure_steps`: `generate` in ``rollout_func``, all weights in one dtype."""
     policy, times, rng = make_policy(shape), [], np.random.default_rng(0)
     policy.model.to(policy.dtype)
     policy.model.generation_config = GenerationConfig(eos_token_id=[policy.eos_id])
-    policy.tokenizer.eos_token = policy.tokenizer.pad_token  # random weights say it as rarely as any other token
+    policy.tokenizer.eos_token = policy.tokenizer.pad_token  # random weights sample it as rarely as any other token
     work = trl_side.Work(
         env=ENV, env_kwargs=ENV_KWARGS, seeds=rng.integers(2**31, size=rounds * count // GROUP).tolist(), episodes=count,
         group_size=GROUP, max_new_tokens=turn, at_once=math.gcd(8, count), lr=1e-9,
@@ -264,9 +266,9 @@ def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
 
 
 def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: str | None) -> Result:
-    """`transformers.generate` on the work of `measure_decoding`, prefill included; the second time counts.
+    """Measure `transformers.generate` on the work of `measure_decoding`, with prefill; the second call counts.
 
-    ``cache_kind``: "static", which is compiled, or None for the one that grows.
+    ``cache_kind``: "static", which is compiled, or None for a cache that grows.
     """
     model, ids = make_model(shape).to(DTYPE).eval(), torch.randint(1000, (rows, context), device=DEVICE)
     how = {"do_sample": True, "top_k": 0, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
@@ -278,10 +280,10 @@ def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: 
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured: parts of one ``process`` follow one another in it and share its model.
+    """A measurement. Parts with the same ``process`` run one after another in one process and share its model.
 
-    ``full`` and ``tiny`` are the arguments of ``function`` on a GPU and for a look at it; it may take ``factor`` times
-    the seconds of a part.
+    ``full`` and ``tiny`` are the arguments of ``function`` for the two values of ``--shapes``. It may take ``factor`` times
+    ``part_seconds``.
     """
 
     process: str
@@ -313,13 +315,13 @@ class Args:
     """Measure the trainer on one GPU, each figure beside its limit."""
 
     shapes: Literal["qwen2.5", "tiny"] = "qwen2.5"
-    """Models; "tiny" is to see on a CPU that all parts run."""
+    """Shapes of the models; "tiny" shows on a CPU that all parts run."""
     out: Path = Path("runs/gpu")
     """Folder of gpu.json."""
     parts: tuple[str, ...] = tuple(PARTS)
-    """What to measure, in the order of the list."""
+    """Parts to measure; they run in the order of the default."""
     part_seconds: float = 45
-    """Longest time of a part; some may take up to twice as long."""
+    """Longest time of a part, in seconds; some may take up to twice as long."""
 
     def __post_init__(self):
         if unknown := [name for name in self.parts if name not in PARTS]:
@@ -329,15 +331,15 @@ class Args:
 
 
 def run_parts(names: list[str], is_tiny: bool, connection) -> None:
-    """Measure these parts, and send what each found."""
+    """Measure these parts, and send each result."""
     for name in names:
         part = PARTS[name]
         try:
             found = part.function(*(part.tiny if is_tiny else part.full))
-        except Exception as error:  # such as no memory: the next part may still be measured
+        except Exception as error:  # such as out of memory: the next part may still run
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"[:300]}
-        connection.send(found)  # first of all: after a fault of the device what follows ends this process
+        connection.send(found)  # sent first: after a device fault, the next lines end this process
         gc.collect()
         if IS_GPU:
             torch.cuda.empty_cache()
@@ -345,9 +347,9 @@ def run_parts(names: list[str], is_tiny: bool, connection) -> None:
 
 
 def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> None:
-    """Run all parts in processes, and hand over what each found as soon as it is there. ``cached``: a folder."""
+    """Run all parts in processes, and call ``save`` with each result as soon as it arrives. ``cached``: folder for kernels."""
     end, context = time.monotonic() + TOTAL_SECONDS, multiprocessing.get_context("spawn")
-    is_tiny = args.shapes == "tiny"  # of which one process runs all but the starts
+    is_tiny = args.shapes == "tiny"  # then one process runs all parts except the starts
 
     def process_of(name: str) -> str:
         return "tiny" if is_tiny and "start" not in name else PARTS[name].process
@@ -355,7 +357,7 @@ def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> Non
     names = [name for name in PARTS if name in args.parts]
     while names:
         group = list(takewhile(lambda name: process_of(name) == process_of(names[0]), names))
-        kept = f"{cached}/{'start' if 'start' in names[0] else 'all'}"  # of kernels: the first start finds none
+        kept = f"{cached}/{'start' if 'start' in names[0] else 'all'}"  # compiled kernels; the first start finds none
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
         ours, theirs = context.Pipe()
         process = context.Process(target=run_parts, args=(group, is_tiny, theirs))
@@ -372,12 +374,12 @@ def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> Non
                 is_alive, found = False, {"error": "its process ended"}
             save(names.pop(0), found | {"part_s": time.monotonic() - begin})
             seconds = 0.0
-        process.kill()  # what is left of a group gets a new process
+        process.kill()  # the remaining parts of a group get a new process
         process.join()
 
 
 def compare_with_goals(parts: dict[str, Result]) -> list[Result]:
-    """Each goal beside what was reached; None where a part failed."""
+    """List each goal with the value reached; None if a part failed."""
 
     def get(name: str, key: str) -> float | None:
         return parts.get(name, {}).get(key)  # type: ignore[return-value]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.training.learning --out runs/learning --picture docs/learning_curve.png
 
-Each seed is a whole run of ``python -m trainers.grpo`` from the shipped policy, with other questions. A seed whose run is
-complete is not run again. Ends with one line of JSON.
+Each seed is a whole run of ``python -m trainers.grpo`` from the shipped policy, with its own questions. Complete runs are not
+repeated. Ends with one line of JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ class Args:
     """Run the main job with several seeds and draw their learning curves in one picture."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One run for each."""
+    """Seeds; each has one run."""
     updates: int = grpo.Args.updates
     """Policy updates of each run."""
     out: Path = Path("runs/learning")

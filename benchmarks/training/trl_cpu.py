@@ -6,13 +6,13 @@
     python -m benchmarks.training.trl_cpu --model MODEL --dtype bfloat16 --lora-rank 16 --lr 1e-4 \
         --env AgentR1/HotpotQA-v0 --env-kwargs '{"source": "local", "k": 2}' --max-new-tokens 48   # a pretrained model
 
-Whole training steps: rollouts with their searches, and one step of AdamW. Both sides start from the same weights and get
-the same questions in the same order; as they sample, their episodes differ, and the result has their turns and tokens. The
-tiny policy has learned three turns in a short cold start; a model that is given, or a LoRA adapter, starts as it is. With
-bfloat16 TRL has all frozen weights in it, as its users do.
+A training step is rollouts with their searches, and one step of AdamW. Both sides start from the same weights and get the same
+questions in the same order. Their sampled episodes differ, so the result reports turns and tokens. The tiny policy first learns
+three turns in a short cold start; a given model or LoRA adapter starts as it is. With bfloat16, all frozen weights of TRL's side
+are bfloat16, as its users have them.
 
-Each side is a process, and they take one step each in turn, so that other work on the machine hits both alike. The ratio is the
-median over the rounds of how much longer TRL took; above 1 ours is faster. Ends with one line of JSON.
+Each side is a process, and they take steps in turn, so that other work on the machine slows both equally. The ratio is the
+median over the rounds of TRL's time divided by ours; above 1, ours is faster. Ends with one line of JSON.
 """
 
 import importlib.metadata
@@ -54,31 +54,31 @@ class Args:
     """Measure our trainer against TRL's on this machine's CPU."""
 
     model: str = "tiny"
-    """A causal language model with a chat template, or a LoRA adapter of one. "tiny" is made here."""
+    """Causal language model with a chat template, or a LoRA adapter of one. "tiny" is made by a cold start."""
     lora_rank: int = 0
-    """Rank of a new LoRA adapter to train; 0 trains the weights, or the adapter that the model is."""
+    """Rank of a new LoRA adapter to train; 0 trains all weights, or the given adapter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in, on every side."""
+    """Data type of the layers, on both sides."""
     env: str = "AgentR1/MiniWiki-Easy-v0"
     """Registered environment id."""
     env_kwargs: str = "{}"
-    """Its arguments as JSON."""
+    """Arguments of the environment, as JSON."""
     episodes: int = 64
-    """In a step."""
+    """Episodes of a step."""
     group_size: int = 8
     """Episodes per question."""
     steps: int = 7
-    """Of each side that count."""
+    """Measured steps of each side."""
     warm_up: int = 2
-    """Steps of each side before them."""
+    """Steps of each side before the measured ones."""
     max_new_tokens: int = 32
-    """Longest turn."""
+    """Longest turn, in tokens."""
     lr: float = 1e-5
-    """Learning rate of AdamW; low, so that both sides go on as they began."""
+    """Learning rate of AdamW; low, so that both policies stay close to the start."""
     threads: int = 2
-    """Of torch, on every side."""
+    """Threads of torch, on each side."""
     seed: int = 0
-    """Seeds the start, the questions and the sampling."""
+    """Seed of the first weights, the questions and the sampling."""
 
     def __post_init__(self):
         if self.episodes % self.group_size:
@@ -90,12 +90,12 @@ class Args:
 
     @property
     def questions(self) -> int:
-        """In a step."""
+        """Questions of a step."""
         return self.episodes // self.group_size
 
 
 class Pace:
-    """What a side calls before its first step and after each one: ends the step, and waits for its turn."""
+    """Callback that a side calls before its first step and after each one: it ends the step, and waits for the side's turn."""
 
     def __init__(self, connection: Connection, rounds: int):
         self._connection, self._left, self._begun = connection, rounds, None
@@ -110,10 +110,10 @@ class Pace:
 
 
 def race(sides: dict[str, Callable[[Pace], dict]], rounds: int) -> tuple[dict[str, list[float]], dict[str, dict]]:
-    """Run each side in a process of its own, one step each in every round.
+    """Run each side in its own process; in every round each takes one step.
 
     Returns:
-        By name, the seconds of each step, and what the side returned.
+        The seconds of each step, and the result of each side, both by name.
     """
     context = multiprocessing.get_context("spawn")
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -123,8 +123,8 @@ def race(sides: dict[str, Callable[[Pace], dict]], rounds: int) -> tuple[dict[st
             pipes[name], theirs = context.Pipe()
             processes.append(context.Process(target=_run, args=(side, theirs, rounds), daemon=True))
             processes[-1].start()
-            theirs.close()  # or its end would not be seen here, as an EOFError
-            pipes[name].recv()  # one after the other: what is loaded does not slow what is timed
+            theirs.close()  # otherwise its end would raise no EOFError here
+            pipes[name].recv()  # one after the other, so that loading slows no timed step
         for number in range(rounds):
             for name in sorted(sides, reverse=number % 2 == 1):
                 pipes[name].send(None)
@@ -148,7 +148,7 @@ def load(args: Args, start: Path) -> Policy:
 
 
 def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
-    """What `trainers.grpo` does between two evaluations."""
+    """Do what `trainers.grpo` does between two evaluations."""
     policy = load(args, start)
     settings = grpo.Args(
         seed=args.seed, lr=args.lr, questions_per_update=args.questions, group_size=args.group_size,
@@ -172,9 +172,9 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
 def their_trainer(args: Args, start: Path, pace: Pace) -> dict:
     policy = load(args, start)
     for parameter in policy.model.parameters():
-        if not parameter.requires_grad:  # a head in float32 would be rounded once a token
+        if not parameter.requires_grad:  # otherwise a float32 head would be rounded for each token
             parameter.data = parameter.data.to(policy.dtype)
-    at_once = args.episodes if args.model == "tiny" else math.gcd(2, args.episodes)  # 6 GiB at 135 M
+    at_once = args.episodes if args.model == "tiny" else math.gcd(2, args.episodes)  # 6 GiB with 135 M weights
     drawn = (np.random.default_rng([args.seed, number]) for number in range(args.rounds))  # as in our collector
     seeds = [seed for rng in drawn for seed in rng.integers(2**31, size=args.questions).tolist()]
     work = trl_side.Work(
@@ -185,7 +185,7 @@ def their_trainer(args: Args, start: Path, pace: Pace) -> dict:
 
 
 def start_policy(args: Args) -> Policy:
-    """The given model, or the tiny policy after a cold start in which it learns to search twice before it answers."""
+    """Load the given model, or make the tiny policy by a cold start that teaches it to search twice before it answers."""
     if args.model != "tiny":
         torch.manual_seed(args.seed)  # draws the first matrices of a new adapter
         return load_policy(args.model, "cpu", args.dtype, args.lora_rank)

@@ -1,7 +1,7 @@
-"""TRL's `GRPOTrainer` on the work of our trainer: the ``rollout_func`` of our adapter, the loss and the settings of ours.
+"""TRL's `GRPOTrainer` on the work of our trainer: with our adapter's ``rollout_func``, our trainer's loss and settings.
 
-Where every episode of a group earned the same there is no gradient, and our trainer leaves the group out of its passes;
-TRL does not. An adapter is in the model that TRL's trainer gets, so it needs no ``peft_config``.
+A group whose episodes all have the same return has no gradient: our trainer leaves it out of its passes, TRL does not. A LoRA
+adapter is already in the model that TRL's trainer gets, so no ``peft_config`` is needed.
 """
 
 import json
@@ -19,7 +19,7 @@ from trainers.models.policy import Policy
 
 @dataclass(kw_only=True)
 class Work:
-    """Training steps of ``episodes`` each: one group for each of ``seeds``. An update passes ``at_once`` episodes."""
+    """Training steps of ``episodes`` episodes: one group for each of ``seeds``. A micro-batch has ``at_once`` episodes."""
 
     env: str
     env_kwargs: str
@@ -36,14 +36,14 @@ class Work:
 
 
 def train(policy: Policy, work: Work, pace: Callable[[], object], reward: Callable = episode_return) -> dict:
-    """All training steps.
+    """Run all training steps.
 
     Args:
         pace: called before the first step and after each one.
         reward: one of TRL's ``reward_funcs``.
 
     Returns:
-        Means over the episodes: of what was played, so that a reader sees that both sides did the same work.
+        Means over the episodes (tokens, return, turns, groups without a gradient), to compare the work of both sides.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     from datasets import Dataset
@@ -51,7 +51,7 @@ def train(policy: Policy, work: Work, pace: Callable[[], object], reward: Callab
     from trl import GRPOConfig, GRPOTrainer
 
     class Paced(TrainerCallback):
-        """A step is all that happens from the end of one to the end of the next."""
+        """Calls ``pace``: a step lasts from the end of one to the end of the next."""
 
         logs: dict = {}  # noqa: RUF012
 

@@ -1,10 +1,10 @@
-"""What MkDocs does beside rendering `docs/`: pages for what lies outside of it, so that every link works offline and on GitHub.
+"""Hooks for MkDocs: pages for files outside of `docs/`, so that every link works offline and on GitHub.
 
 - A link from a page to a file or folder of the repository leads to a page under `source/` that shows it.
 - `CONTRIBUTING.md` and `CHANGELOG.md` of the repository are pages; a link to its `README.md` leads to the site's home.
 - In `docs/api/`, a line "- [`public.name`](../../file.py): …" becomes the reference of that name, from its docstring.
   `python docs/theme/hooks.py` writes the first lines of the docstrings into these pages.
-- Anchors are GitHub's.
+- Headings have the same anchors as on GitHub.
 """
 
 import ast
@@ -15,32 +15,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.DOTALL)  # code is skipped: the first group
+LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.DOTALL)  # the first group is code, which is skipped
 API = re.compile(r"^- \[`([\w.]+)`\]\(([^)]+)\.py\).*(?:\n  .*)*$", re.MULTILINE)
 TWINS = {"README.md": "README.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 DEFINITION = ast.ClassDef | ast.FunctionDef
-_origin: dict[str, str] = {}  # of pages that are made here: where in the repository they come from
+_origin: dict[str, str] = {}  # from each page that is made here to its path in the repository
 
 
 def slugify(heading: str, separator: str = "-") -> str:
-    """The anchor that GitHub gives a heading: letters, digits, hyphens and underscores are kept."""
+    """Return the anchor that GitHub gives a heading: letters, digits, hyphens and underscores are kept."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
 
 
 def origin_of(page: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return _origin.get(page, f"docs/{page}")
 
 
 def page_of(path: str) -> str:
-    """The page, or the file, of the site that shows a path of the repository."""
+    """Return the page, or the file, of the site that shows a path of the repository."""
     if path in TWINS:
         return TWINS[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
 
 
 def resolve(page: str, link: str) -> str | None:
-    """The path in the repository that a relative link of a page leads to, of a folder its README; None for links to elsewhere."""
+    """Return the repository path of a relative link of a page (for a folder, its README); None for links to elsewhere."""
     target = link.partition("#")[0]
     if not target or re.match(r"[a-z]+:", target):  # an anchor of the page itself; a URL
         return None
@@ -49,7 +49,7 @@ def resolve(page: str, link: str) -> str | None:
 
 
 def outside(page: str, text: str) -> Iterator[str]:
-    """The files and folders of the repository outside of `docs/` that a page links to."""
+    """Yield the files and folders of the repository outside of `docs/` that a page links to."""
     for code, link in LINK.findall(text):
         path = None if code else resolve(page, link)
         if path and page_of(path).startswith("source/") and (ROOT / path).exists():
@@ -57,7 +57,7 @@ def outside(page: str, text: str) -> Iterator[str]:
 
 
 def show(path: str) -> str:
-    """A page about a file or a folder outside of `docs/`."""
+    """Write a page that shows a file or a folder outside of `docs/`."""
     file = ROOT / path
     if file.is_dir():
         names = sorted(child.name for child in file.iterdir() if child.is_file())
@@ -69,7 +69,7 @@ def show(path: str) -> str:
 
 
 def show_cells(cells: list[dict]) -> Iterator[str]:
-    """The cells of a notebook as Markdown, with what they printed and drew."""
+    """Yield the cells of a notebook as Markdown, with their output."""
     for cell in cells:
         source = "".join(cell["source"])
         yield (
@@ -88,7 +88,7 @@ def fence(text: str, language: str) -> str:
 
 
 def with_summaries(page: Path) -> str:
-    """A page of `docs/api/` with the first line of each docstring after its name."""
+    """Return a page of `docs/api/` with the first line of each docstring after its name."""
 
     def summarize(found: re.Match) -> str:
         file = (page.parent / f"{found[2]}.py").resolve()
@@ -100,7 +100,7 @@ def with_summaries(page: Path) -> str:
     return API.sub(summarize, page.read_text(encoding="utf-8"))
 
 
-# ---- what MkDocs calls ----
+# ---- called by MkDocs ----
 
 
 def on_config(config):
@@ -145,7 +145,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def reference(page: str, name: str, file: str) -> str:
-    """What mkdocstrings reads: where the name is defined, and what users call it."""
+    """Write the block for mkdocstrings: the module that defines a name, and its public name as heading."""
     module = str(resolve(page, file)).replace("/", ".").removesuffix(".__init__")
     last = name.rpartition(".")[2]
     return f"::: {module}.{last}\n    options:\n      heading: {name}\n      toc_label: {last}"

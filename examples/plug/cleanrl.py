@@ -1,4 +1,4 @@
-"""PPO in one file, in the manner of CleanRL, in a game of this suite.
+"""PPO in one file, in the style of CleanRL, in a game of this suite.
 
 python examples/plug/cleanrl.py --env AgentR1/Sokoban-v0 --steps 100000 --seed 1
 """
@@ -25,7 +25,7 @@ def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
     optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3, eps=1e-5)
     seen = torch.as_tensor(envs.reset(seed=seed)[0])
     for _ in range(0, steps, ENVS * LENGTH):
-        batch = []  # of (observation, action, log-probability, value, reward, 1 where the episode goes on)
+        batch = []  # of (observation, action, log-probability, value, reward, 1 if the episode continues)
         for _ in range(LENGTH):
             with torch.no_grad():
                 policy, value = Categorical(logits=actor(seen)), critic(seen)[:, 0]
@@ -38,7 +38,7 @@ def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
         with torch.no_grad():
             following = torch.cat([values[1:], critic(seen)[None, :, 0]])
         advantages, ahead = torch.zeros_like(values), torch.zeros(ENVS)
-        for t in reversed(range(LENGTH)):  # the agent sees what is left, so that a budget used up is an end like others
+        for t in reversed(range(LENGTH)):  # observations show the turns left: truncation is an end too
             advantages[t] = ahead = rewards[t] + goes_on[t] * GAMMA * (following[t] + LAMBDA * ahead) - values[t]
         flat = [column.flatten(0, 1) for column in (x, actions, old, advantages, advantages + values)]
         for i in (i for _ in range(EPOCHS) for i in torch.randperm(ENVS * LENGTH).split(MINIBATCH)):

@@ -1,4 +1,4 @@
-"""GEM's GuessTheNumber, a task of reasoning-gym and a game of TextArena in our trainer.
+"""Train on environments of other libraries: GEM's GuessTheNumber, a task of reasoning-gym, a game of TextArena.
 
 pip install gem-llm       # or reasoning-gym, or textarena
 PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
@@ -16,7 +16,7 @@ def guess(**options):
 
 
 class Reasoning:
-    """One question of a reasoning-gym task an episode, which the seed draws; each split has a dataset of its own."""
+    """A task of reasoning-gym: the seed of an episode selects its question. Each split has its own dataset."""
 
     def __init__(self, split: str, task: str = "leg_counting", size: int = 10_000):
         import reasoning_gym
@@ -41,7 +41,7 @@ class Arena:
         self.env = textarena.make(id)
 
     def reset(self, seed):
-        self.env.reset(num_players=1, seed=seed % (2**31 - 1))  # of another split they are 2**31 higher
+        self.env.reset(num_players=1, seed=seed % (2**31 - 1))  # seeds of the held-out split are 2**31 higher
         return self.env.get_observation()[1], {}
 
     def step(self, action):

@@ -1,4 +1,4 @@
-"""Environments of this suite by GEM's own functions: a vector that answers at random.
+"""Environments of this suite by GEM's own functions: a vector with random actions.
 
 pip install gem-llm
 python examples/plug/in_gem.py --env AgentR1/Sokoban-v0

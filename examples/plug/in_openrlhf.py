@@ -1,4 +1,4 @@
-"""The agent file of OpenRLHF, and its data.
+"""An agent file for OpenRLHF; run as a script, it writes the dataset.
 
 pip install openrlhf[vllm]
 python examples/plug/in_openrlhf.py train.jsonl

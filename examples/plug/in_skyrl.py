@@ -1,4 +1,4 @@
-"""An environment of this suite in SkyRL: writes the dataset, and plays a question of it as SkyRL does.
+"""An environment of this suite in SkyRL: writes the dataset, and rolls out one question as SkyRL does.
 
 pip install skyrl-gym
 python examples/plug/in_skyrl.py --env AgentR1/MiniWiki-v0 --out train.parquet

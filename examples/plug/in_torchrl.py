@@ -1,4 +1,4 @@
-"""Environments of this suite in TorchRL: as strings, and as a chat environment under a language model.
+"""Environments of this suite in TorchRL: with strings, and as a chat environment for a language model.
 
 pip install torchrl transformers
 python examples/plug/in_torchrl.py --env AgentR1/Sokoban-v0

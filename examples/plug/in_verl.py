@@ -1,4 +1,4 @@
-"""An environment of this suite as verl's agent loop: writes the data; the rest is verl's command line.
+"""An environment of this suite as verl's agent loop: this script writes the data, verl's command trains.
 
 pip install verl[vllm]
 python examples/plug/in_verl.py --out data

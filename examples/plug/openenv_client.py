@@ -1,10 +1,10 @@
-"""A model plays on an OpenEnv server with an environment of this suite.
+"""Roll out a model on an OpenEnv server that serves an environment of this suite.
 
 pip install -e '.[openenv]'     # in a virtual environment without the extra mcp
 python -m agent_envs serve MiniWiki --port 8000
 python examples/plug/openenv_client.py --model NAME --api http://localhost:8001/v1
 
-Not called openenv.py: Python looks for modules beside a script first, and it would import itself.
+The file is not called openenv.py: Python first looks for modules beside a script, so it would import itself.
 """
 
 import argparse

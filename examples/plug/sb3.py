@@ -24,7 +24,7 @@ def train(id: str, steps: int, seed: int, masks: bool = False, **env_kwargs) -> 
 
     from sb3_contrib import MaskablePPO
 
-    model = MaskablePPO("MlpPolicy", envs, **how).learn(steps)  # it asks for `action_masks` itself
+    model = MaskablePPO("MlpPolicy", envs, **how).learn(steps)  # calls `action_masks` of the environments
     return lambda observation, mask: model.predict(observation, action_masks=mask, deterministic=True)[0]
 
 

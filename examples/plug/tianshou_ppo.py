@@ -23,7 +23,7 @@ from agent_envs.integrations import Menu
 def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
     torch.manual_seed(seed)
     envs = DummyVectorEnv([lambda: Menu(gymnasium.make(id, **env_kwargs))] * 16)
-    one = Menu(gymnasium.make(id, **env_kwargs))  # the spaces of `envs` are those behind any wrapper: text
+    one = Menu(gymnasium.make(id, **env_kwargs))  # `envs` has the spaces of the unwrapped environment: text
     envs.seed(seed)
     inputs, choices = one.observation_space.shape, one.action_space
     actor = DiscreteActor(

@@ -3,7 +3,7 @@
 pip install -e '.[trl]'
 python examples/plug/trl_trainer.py --model trainers/tiny/miniwiki    # the tiny policy, without a download
 python examples/plug/trl_trainer.py --model PATH_OR_ID
-python examples/plug/trl_trainer.py --model PATH_OR_ID --native    # the loop is TRL's, the calls the chat template's
+python examples/plug/trl_trainer.py --model PATH_OR_ID --native    # TRL's loop, calls by the chat template
 """
 
 import argparse
@@ -22,7 +22,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--new-tokens", type=int, default=256, help="of a turn; with --native, of an episode")
+    parser.add_argument(
+        "--new-tokens", type=int, default=256, help="longest turn, in tokens; with --native, longest episode"
+    )
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--out", default="runs/trl")
     return parser.parse_args()
@@ -42,7 +44,7 @@ def main() -> None:
         output_dir=args.out, max_steps=args.steps, learning_rate=args.lr, num_generations=8,
         per_device_train_batch_size=16, max_completion_length=args.new_tokens, beta=0.0, loss_type="dapo",
         scale_rewards="none", logging_steps=1, report_to="none", save_strategy="no",
-        bf16=torch.cuda.is_available(),  # TRL's default, which a CPU refuses
+        bf16=torch.cuda.is_available(),  # TRL's default is True, which fails on a CPU
     )  # fmt: skip
     GRPOTrainer(model, args=config, processing_class=tokenizer, **how).train()
 

@@ -1,4 +1,4 @@
-"""An MCP server with one tool, over its standard input and output: what examples/mcp_tools.py mounts."""
+"""An MCP server with one tool, over standard input and output; examples/mcp_tools.py mounts it."""
 
 from mcp.server import MCPServer
 

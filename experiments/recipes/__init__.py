@@ -1,4 +1,4 @@
-"""The shipped recipes, and how one is found. Nothing here imports torch."""
+"""The shipped recipes, and how to find one. Nothing here imports torch."""
 
 import tomllib
 from pathlib import Path
@@ -11,7 +11,7 @@ def list_shipped() -> list[str]:
 
 
 def read_toml(name_or_path: str) -> tuple[str, dict[str, Any]]:
-    """The name of a recipe, and the content of its file. Raises a ValueError if there is none, or it is no TOML."""
+    """Read the name of a recipe and the content of its file. Raises a ValueError if there is none, or it is not valid TOML."""
     is_shipped = name_or_path in list_shipped()
     file = Path(__file__).with_name(f"{name_or_path}.toml") if is_shipped else Path(name_or_path)
     if not file.is_file():

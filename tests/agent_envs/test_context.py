@@ -99,6 +99,9 @@ def test_the_token_budget_counts_what_was_read_and_written():
     env.count_tokens = len
     assert play(env, "a")[0][2:4] == (False, False)
     assert "goes beyond the 47 tokens" in env.step("x")[0]  # none is left
+    play(env, "a")
+    *_, truncated, info = env.step("<echo>b", cut=True)  # by the sampler's limit: no mistake
+    assert truncated and info["cut"] and info["reward_terms"].get("invalid", 0.0) == 0
 
 
 def test_a_tokenizer_from_a_folder_counts_tokens(tmp_path):

@@ -46,6 +46,6 @@ def test_a_server_that_gives_fewer_than_are_asked_for(folder, index):
 
     with serving(create_app(retrieval_index.load(index), limits=Limits(topk=20))) as (url, _):
         for arguments, least in (({"k": 21}, 21), ({"read": True}, 50)):
-            with pytest.raises(ValueError, match=rf"topk.* started with --max-topk {least}"):
+            with pytest.raises(ValueError, match=rf"topk.* start its server with --max-topk {least}"):
                 gymnasium.make("AgentR1/HotpotQA-v0", data=folder, index=url, **arguments)
         assert len(play(data=folder, index=url, k=20)) == 3

@@ -217,7 +217,7 @@ def test_what_is_searched(tmp_path, data, corpus):
         ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "reward_model": {}}], "a question is text"),
         ([{"prompt": ["Who?"], "reward_model": {"ground_truth": "1"}}], ":1: 'prompt': expected an object, got 'Who"),
         ([{"question": ["Who?"], "answer": "Ada"}], r":1: 'question': expected text or a number, got \["),
-        ([{"question": "Who?", "answer": "Ada", "split": "holdout"}], r":1: 'split' must be train, validation"),
+        ([{"question": "Who?", "answer": "Ada", "split": "holdout"}], r":1: 'split' must be one of train, training, "),
         ([{"id": 1, "question": "A?", "answer": "a"}, {"id": 1, "question": "B?", "answer": "b"}], r":2: the id '1' is that of"),
         ([["Who?", "Ada"]], r":1: expected an object"),
         ([{"question": "Who?", "answer": "\ud800"}], r":1: 'answer': a lone surrogate"),
@@ -299,7 +299,7 @@ def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
     found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1)
     assert (found.questions[0].supporting_titles, found.questions[0].supporting_paragraphs) == (("Tarn",), ())
     row["supporting_paragraphs"] = texts
-    with pytest.raises(ValueError, match="one for each of supporting_titles, got 2 for 1; where two have one title"):
+    with pytest.raises(ValueError, match="one for each of supporting_titles, got 2 for 1; repeat a title that two"):
         load_own(write(tmp_path / "other.jsonl", [row]), split="validation", holdout=1)
 
 
@@ -352,7 +352,7 @@ def test_ids_stay_apart_where_both_splits_count_from_one(tmp_path, corpus):
 def test_of_several_files_those_that_are_read_are_named(tmp_path, corpus):
     for name in ("train", "more"):
         write(tmp_path / "folder" / f"{name}.jsonl", QUESTIONS)
-    with pytest.warns(UserWarning, match=r"read are train\.jsonl, whose names say a split; not more\.jsonl"):
+    with pytest.warns(UserWarning, match=r"only files that name a split are read \(train\.jsonl\), not more\.jsonl"):
         load_own(tmp_path / "folder", split="train", corpus=corpus)
     for word in ("train", "dev"):
         write(tmp_path / "held" / f"{word}.jsonl", [{"question": f"Who {word}?", "answer": "Mira"}])

@@ -152,10 +152,10 @@ def test_held_out_training_questions():
     assert [question.id for question in aside.questions] == [whole[i].id for i in (0, 4, 8)]
     assert [question.id for question in ours] == [q.id for i, q in enumerate(whole) if i % 4]
     assert aside.task.source.endswith("only each 4th question")
-    for wrong in (1, -2, "x", True):
-        with pytest.raises(ValueError, match=f"holdout must be a whole number, 0, or at least 2, got {wrong!r}"):
+    for wrong, least in ((1, "0, or at least 2"), (-2, "an integer of at least 0"), ("x", "an integer of at least 0")):
+        with pytest.raises(ValueError, match=f"holdout must be {least}, got {wrong!r}"):
             QAEnv(holdout=wrong)
-    with pytest.raises(ValueError, match="split_seed must be a whole number, at least 0"):
+    with pytest.raises(ValueError, match="split_seed must be an integer of at least 0"):
         QAEnv("own", data="my.jsonl", split_seed=1.5)
 
 

@@ -116,7 +116,7 @@ def test_all_calls_of_a_turn_share_its_actions(game):
     two = env.format.write(Turn(calls=(*move_turn(["Up", "Down"]).calls, *move_turn(["Down", "Up"]).calls)))
     for left in (8, 6):  # the next turn may hold as many
         observation, *_ = env.step(two)
-        assert "3 actions at most, not 4; none of those of this call was done" in observation
+        assert "3 actions at most, not 4; this call did nothing" in observation
         assert env.budget.left == left
 
 

@@ -76,7 +76,7 @@ def test_function_calls_and_rewritten_contexts_read_well(file):
     shown = text_of(show_episode(odd, entry))
     assert "<think>Hm.</think>" in shown and "I look." in shown and 'lookup {"q": 1}' in shown
     assert "tool_calls" not in shown and "context was rewritten" in shown
-    with pytest.raises(ValueError, match="is no episode as docs"):
+    with pytest.raises(ValueError, match="is not an episode in the format of docs"):
         show_episode(record(1) | {"turns": ["a"]}, entry)
 
 

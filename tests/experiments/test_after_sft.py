@@ -155,7 +155,7 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch, model_folder, quarte
     assert "SFT, seed 1" in results["missing"]
     with pytest.raises(ValueError, match=r"sft-0 is there already: leave out --start, or give another --out"):
         compare.main(ask("--runs", "grpo", "--seeds", "0", "--start", str(start)))
-    with pytest.raises(ValueError, match="start is what one seed starts from: give that one"):
+    with pytest.raises(ValueError, match="start applies to one seed: name it"):
         ask("--start", str(start)).check_inputs()
     with pytest.raises(ValueError, match="start makes no difference where nothing is run"):
         ask("--start", str(start), "--seeds", "0", "--report").check_inputs()

@@ -93,7 +93,7 @@ def test_runs_and_seeds_that_are_asked_for(ask):
     text = SMALL + "[own_seeds]\nrloo = [1]\n"
     assert compare.read_recipe(ask(text, "--seeds", "7")).seeds == [0, 1, 7]
     assert compare.read_recipe(ask(text, "--runs", "rloo", "base", "--seeds", "1")).seeds_of("rloo") == [1]
-    with pytest.raises(ValueError, match="rloo has seeds of its own in this recipe, and none of those asked for: 1"):
+    with pytest.raises(ValueError, match="this recipe has rloo only for seeds 1: name one of them in --seeds"):
         compare.read_recipe(ask(text, "--runs", "rloo", "--seeds", "0"))
     with pytest.raises(
         ValueError, match=r"no runs \['z'\]; it has \['rloo', 'starpo-s', 'naive-rag', 'base', 'imitation'\]"

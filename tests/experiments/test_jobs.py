@@ -45,6 +45,19 @@ def test_each_agent_of_each_seed_is_a_command_of_its_own(tmp_path, monkeypatch):
     assert len(set(order)) == len(order) == 6 + 3 * 3 + 4  # more SFT, rejection sampling, GRPO; and four of one seed
 
 
+def test_only_agents_of_the_seed_get_its_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.subprocess, "Popen", Process)
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(Process, "started", [])
+    args = replace(ARGS, seeds=(1,), runs=("constant", "more-sft"))
+    args.start = tmp_path  # set afterwards, since it is no checkpoint
+    assert not jobs.run_jobs(recipe_file.read("real", seconds=400), args, [], tmp_path)
+    starts = {
+        words[words.index("--runs") + 1]: ("--start" in words, "--seeds" in words) for words, _ in Process.started
+    }
+    assert starts == {"constant": (False, False), "more-sft": (True, True)}
+
+
 def test_no_agent_waits_for_another_ones_seconds(tmp_path):
     with pytest.raises(ValueError, match=r"must not wait for 'grpo'.*give seconds"):
         jobs.run_jobs(recipe_file.read("algorithms"), ARGS, [], tmp_path)

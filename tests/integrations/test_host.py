@@ -214,5 +214,5 @@ def test_wrappers_that_are_left_out_are_named(register):
         made = gymnasium.make("AgentR1/Bandit-v0", disable_env_checker=True, **options)
         return gymnasium.wrappers.TransformReward(made, lambda reward: 2 * reward)
 
-    with pytest.warns(UserWarning, match="TransformReward around it is left out"):
+    with pytest.warns(UserWarning, match="its wrapper TransformReward is left out here"):
         hosting.make(register("Mine/Wrapped-v0", make_wrapped))

@@ -71,7 +71,7 @@ def test_what_lies_beside_an_index_is_not_lost(tmp_path):
     (folder / "notes").mkdir()
     (folder / "notes" / "today.md").write_text("notes")
     (folder / ".hidden").write_text("")
-    with pytest.raises(FileExistsError, match=r"holds more, 'notes/today\.md' among it"), publishing(folder) as staging:
+    with pytest.raises(FileExistsError, match=r"other files, such as 'notes/today\.md'"), publishing(folder) as staging:
         fill(staging)
     (folder / "notes" / "today.md").unlink()
     with publishing(folder) as staging:

@@ -297,7 +297,7 @@ def test_every_text_below_a_folder_is_read_and_what_is_not_is_said(tmp_path):
     found = [passage.id for passage in read_passages(notes)]
     assert sorted(found) == ["caf\ufffd.txt#1", "how to read data.json.md#1", "linked/c.txt#1", "sub/b.txt#1"]
     (notes / "e.html").write_text("e")
-    with pytest.warns(UserWarning, match=r"1 files that are neither .txt nor .md are left out, 'e.html'"):
+    with pytest.warns(UserWarning, match=r"1 of its files are neither .txt nor .md and are left out, such as 'e.html'"):
         read_passages(notes)
 
 

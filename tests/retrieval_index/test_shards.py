@@ -28,6 +28,8 @@ def test_shards_give_what_one_index_gives(source, passages, tmp_path, backend, s
             np.testing.assert_allclose(scores, shard_scores, atol=1e-5)
             assert len({id(shard.encoder) for shard in many.shards}) == 1  # else each would hold all of its weights
     assert list(many.corpus) == passages
+    with pytest.raises(ValueError, match="cannot be saved"):
+        many.save(tmp_path / "copy")
     assert many.corpus.fingerprint == one.corpus.fingerprint
     assert (pickle.loads(pickle.dumps(many)).top_k(QUERIES, 5)[0] == many.top_k(QUERIES, 5)[0]).all()
 

@@ -42,7 +42,7 @@ def test_an_index_that_was_replaced_is_not_sent_on_as_the_old_one(passages, tmp_
     retrieval_index.build(passages).save(tmp_path / "index")
     sent = pickle.dumps(retrieval_index.load(tmp_path / "index"))
     retrieval_index.build(passages[:50]).save(tmp_path / "index")
-    with pytest.raises(IndexCorrupt, match="is another index than it was"):
+    with pytest.raises(IndexCorrupt, match="holds another index than when it was opened"):
         pickle.loads(sent)
 
 

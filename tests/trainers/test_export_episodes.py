@@ -60,7 +60,9 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
     out = export(records)
     assert read(out) == [{"messages": record["messages"]} for record in records[:2]]
     said = capsys.readouterr().out
-    assert all(told in said for told in ("2 conversations", "1 alike", "1 with a score below 1", "1 of another phase"))
+    assert all(
+        told in said for told in ("2 conversations", "1 repeated", "1 with a score below 1", "1 of another phase")
+    )
     policy = make_policy("bytes")
     sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_rows(steps)]
     taught = [id for id, own in zip(sequences[0].ids, sequences[0].mask, strict=True) if own]

@@ -75,7 +75,7 @@ BEFORE_TORCH = [
     ("report empty", "holds no summary.json, evaluation.json, metrics.jsonl or episodes.jsonl"),
     ("report RUN --episodes -1", "--episodes must be at least 0"),
     ("report text", "holds no episode"),
-    ("report other.jsonl", "'a' is no episode as we write them"),
+    ("report other.jsonl", "'a' is not a valid episode record"),
     ("compare --recipe nope", "there is no recipe 'nope': give a file, or one of ['agent-r1', 'algorithms'"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),

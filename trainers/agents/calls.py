@@ -1,8 +1,8 @@
 """The calls that a program makes in an episode, as rows of token ids.
 
-A call is a conversation that is to be continued. Where its messages extend those of an earlier call of the episode, with the
-turn that was sampled there and without another of the assistant, its prompt is the ids of that call, the ids that were
-sampled, and the new messages; only these are encoded. Any other call is a row of its own.
+A call is a conversation for the policy to continue. It extends an earlier call of the episode if it repeats that call's
+messages and sampled turn, and adds no other turn of the assistant. Its prompt is then the earlier call's ids, the sampled
+ids, and the new messages; only the new messages are encoded. Any other call starts its own row.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from trainers.engines.engine import LEAST_TURN, Completion
 from trainers.trajectory import Step, Trajectory
 
 Message = dict[str, Any]
-_Key = tuple[Any, ...]  # of a message: what makes it the same message
+_Key = tuple[Any, ...]  # of a message, equal if two messages count as the same
 
 
 class CallRefused(Exception):
-    """A call cannot be answered; ``status`` and ``code`` are those of the API."""
+    """A call cannot be answered; ``status`` and ``code`` are the API's."""
 
     def __init__(self, status: int, message: str, code: str = "invalid_request"):
         super().__init__(message)
@@ -42,7 +42,7 @@ class CallRefused(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What a call is answered with: the message for the client, why it ended, and how many tokens that took."""
+    """The answer to a call: the message for the client, why it ended, and the numbers of tokens."""
 
     message: Message
     finish_reason: str
@@ -52,21 +52,21 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """A request for a turn. ``messages`` are as the API has them, with text as content; ``answer`` gets a `Turn`."""
+    """A request for a turn. ``messages`` have the API's form, with text as content; ``answer`` gets a `Turn`."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     temperature: float | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)  # the request as it came
+    body: Mapping[str, Any] = field(default_factory=dict)  # the request as received
     answer: "Future[Turn]" = field(default_factory=Future)
-    keys: list[_Key] = field(default_factory=list)  # of its messages, and of the turn once there is one
-    row: "Call | None" = None  # what it extends
-    starts: bool = False  # a row of its own
+    keys: list[_Key] = field(default_factory=list)  # of its messages and, once sampled, of its turn
+    row: "Call | None" = None  # the earlier call that it extends
+    starts: bool = False  # it begins a row
     prompt: list[int] = field(default_factory=list)
     place: int = 0  # among the calls of its episode, from 1
-    number: int = 0  # the conversation of the engine
+    number: int = 0  # of its conversation in the engine
     seed: int = 0
     message: Message = field(default_factory=dict)  # the turn
     step: Step = field(default_factory=lambda: Step(prompt=[], tokens=[], logprobs=[]))
@@ -77,20 +77,20 @@ ENDED = CallRefused(403, "the episode of this key has ended", "episode_ended")
 
 
 class CallLog:
-    """The calls of one episode as text, which fill its `Trajectory`: which one extends which, and what they are paid.
+    """The calls of one episode as text: finds which call extends which, and fills a `Trajectory` with their turns and rewards.
 
-    Calls are begun and finished by one thread at a time; rewards come from any.
+    Only one thread at a time may begin and finish calls; any thread may give rewards.
 
     Args:
-        max_calls: later ones are refused.
-        keep: answered calls that later ones may extend; None for all.
-        shown: makes a message as records show it.
+        max_calls: number of calls that are admitted; later ones are refused.
+        keep: number of latest answered calls that others may extend; None for all.
+        shown: converts a message to the form in records.
 
     Attributes:
-        calls, rows: how many there were.
-        edits: calls that changed a turn of the assistant, and so began a row.
-        refused: why the last call had to be refused that was beyond a limit; "" if none was.
-        before_turn: called before each answer is added, for a label of the state, see `Trajectory.anchors`.
+        calls, rows: their numbers so far.
+        edits: number of calls that changed a turn of the assistant, and so began a row.
+        refused: why the latest call beyond a limit was refused; "" if none was.
+        before_turn: called before each answer is added; returns a label of the state for `Trajectory.anchors`.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class CallLog:
         self.before_turn: Callable[[], Any] = lambda: None
         self._escape = shown
         self._answered: deque[Call] = deque(maxlen=keep)
-        self._lock = Lock()  # of the rewards
-        self._owed = _new_turn()  # what came before the first call, or after the last
+        self._lock = Lock()  # guards the rewards
+        self._owed = _new_turn()  # rewards before the first answered call
 
     # -- by the thread that answers -----------------------------------------------------------------------------------
 
     def admit(self, call: Call) -> None:
-        """Give a call its place, and the row that it extends. Raises CallRefused."""
+        """Give a call its place, and the earlier call that it extends. Raises CallRefused."""
         if self.calls >= self.max_calls:
             self.refused = f"the episode has had its {self.max_calls} calls"
             raise CallRefused(400, self.refused, "calls_exceeded")
@@ -119,7 +119,7 @@ class CallLog:
         call.row = max(fitting, key=lambda row: len(row.keys), default=None)
 
     def attach(self, call: Call) -> None:
-        """Let a call go on with its row, or start one: where it has none, or another call went on with it before."""
+        """Let a call continue its row, or start one if it extends no call or another call has continued that row."""
         call.starts = call.row is None or call.row.extended
         if call.row is None:
             self.edits += any(_is_edited(call, row) for row in self._answered)
@@ -155,8 +155,8 @@ class CallLog:
     def reward(
         self, value: float, terms: Mapping[str, float] | None = None, seen: Mapping[str, Any] | None = None
     ) -> None:
-        """Pay for the turn that was answered last, or for the first one if none was yet. ``seen``: what its record shows of it,
-        ``calls``, ``found`` and ``text``."""
+        """Add a reward to the turn answered last, or to the first turn if there is none yet. ``seen``: ``calls``, ``found`` and
+        ``text`` for the turn's record."""
         seen = seen or {}
         with self._lock:
             trajectory = self.trajectory
@@ -173,13 +173,13 @@ class CallLog:
 
 
 class Session(CallLog):
-    """The calls of one episode that the policy here answers, as rows of token ids.
+    """The calls of one episode as rows of token ids, answered by the policy in this process.
 
     Args:
-        seed: of the noise of the episode. That of a call depends on its prompt and on how many equal ones came before it, not
-            on when it arrives. None: each call has noise of its own.
-        number: makes the numbers of the engine's conversations.
-        max_calls, keep: as of `CallLog`.
+        seed: seed of the episode's sampling noise. The noise of a call depends on its prompt and on the number of equal prompts
+            before it, not on when it arrives. None: each call gets fresh noise.
+        number: returns a new number for a conversation of the engine.
+        max_calls, keep: see `CallLog`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Session(CallLog):
             warnings.warn(f"the model cannot call functions ({why}): it is not shown the program's tools", stacklevel=2)
         try:
             call.prompt = self._encode(call)
-        except Exception as error:  # a chat template raises what it likes
+        except Exception as error:  # a chat template may raise anything
             text = " ".join(str(error).split())
             raise CallRefused(400, f"the model's chat template cannot write these messages: {text}") from error
         if len(call.prompt) + min(max_new_tokens, LEAST_TURN) > max_length:
@@ -216,10 +216,10 @@ class Session(CallLog):
             call.seed = secrets.randbits(62)
 
     def finish(self, call: Call, completion: Completion) -> Turn:
-        """Take what was sampled for a call into the rows; returns what the client gets."""
+        """Add the turn that was sampled for a call to the rows; return the client's answer."""
         tokens, logprobs, was_cut = completion.tokens, completion.logprobs, completion.finish_reason == "length"
         stopped = bool(call.stop) and self._has_stop(tokens, call.stop)
-        if stopped:  # what was sampled behind it was not asked for
+        if stopped:  # drop what was sampled after the stop string
             count = 1 + bisect_left(range(1, len(tokens)), True, key=lambda n: self._has_stop(tokens[:n], call.stop))
             tokens, logprobs, was_cut = tokens[:count], logprobs[:count], False
         message, error = self._read(call, tokens, was_cut, stopped)
@@ -247,8 +247,8 @@ class Session(CallLog):
         return find_end(self.policy.decode_action(tokens), stop) is not None
 
     def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
-        """A sampled turn as the API's message, and why it is no turn of the model's own form, if it is none. A stop string, and
-        what follows it in its token, is left out, as the API does."""
+        """Read a sampled turn as the API's message; return it, and why it is malformed, or "". A stop string, and what follows
+        it in its token, is left out, as in the API."""
         policy = self.policy
         if call.tools and policy.dialect is not None and not was_cut and not stopped:
             message = policy.read_turn(tokens, call.tools)
@@ -269,7 +269,7 @@ class Session(CallLog):
 
 
 def seed_of(episode: int, prompt: bytes, times: int) -> int:
-    """The seed of a call's noise: of its prompt in an episode, the first, second … time."""
+    """Compute the seed of a call's noise from the episode's seed, the prompt, and how many times the prompt has come."""
     told = f"{episode} {times} ".encode() + prompt
     return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
 
@@ -281,7 +281,7 @@ def cut_at(text: str, stop: tuple[str, ...]) -> str:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts. Raises CallRefused for other parts than text."""
+    """The text of a message's content, which may be a list of parts. Raises CallRefused for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
@@ -301,7 +301,7 @@ def _shown(message: Message) -> Message:
 
 
 def _key_of(message: Message) -> _Key:
-    """What has to be equal for two messages to be the same: not white space around them, nor a thought, which clients drop."""
+    """A key, equal for messages that count as the same. It ignores outer white space, and the thought, which clients drop."""
     calls = [
         (call["function"]["name"], _without_layout(call["function"].get("arguments")))
         for call in message.get("tool_calls") or ()
@@ -323,7 +323,7 @@ def _extends(longer: Sequence[_Key], shorter: Sequence[_Key]) -> bool:
 
 
 def _is_edited(call: Call, row: Call) -> bool:
-    """Whether a call has all messages of an earlier one, and another turn of the assistant's after them than was sampled."""
+    """Whether a call repeats all messages of an earlier one, but changes the turn that was sampled after them."""
     place = len(row.keys) - 1
     if row.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
         return False

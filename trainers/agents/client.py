@@ -1,7 +1,7 @@
-"""The `openai` client that a Python function gets: it hands its calls of chat to their episode, without HTTP.
+"""The `openai` client that a Python function gets: it hands chat calls to their episode without HTTP.
 
-To write, send and read a request takes four milliseconds of the CPU that also samples. Whatever is asked for in another way
-(a stream, a raw response, a copy of the client with other options) goes over HTTP, as with any client.
+A request over HTTP takes four milliseconds of the CPU that also samples. Other requests (a stream, a raw response, a copy of
+the client with other options) go over HTTP, as with any client.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _ERRORS = {400: openai.BadRequestError, 401: openai.AuthenticationError, 403: op
 
 
 def connect(client: Any, find: Find) -> None:
-    """Let a client hand its calls of chat to the episode of its key."""
+    """Let a client hand its chat calls to the episode of its key."""
     over_http = client.chat.completions.create
 
     def create(*values: Any, **arguments: Any) -> Any:
@@ -49,13 +49,13 @@ def connect(client: Any, find: Find) -> None:
 
 
 def _read_body(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The body of a request, a copy of its own; None where it has to go over HTTP."""
+    """Copy arguments to the body of a request; None if the request has to go over HTTP."""
     given = {name: value for name, value in arguments.items() if not isinstance(value, openai.Omit | openai.NotGiven)}
     if not {"model", "messages"} <= given.keys() <= _FIELDS:
         return None
     try:
         return json.loads(json.dumps(given, default=_to_plain))
-    except (TypeError, ValueError, RecursionError):  # the client says what is wrong with it
+    except (TypeError, ValueError, RecursionError):  # the client reports what is wrong
         return None
 
 

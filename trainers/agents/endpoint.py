@@ -1,12 +1,12 @@
 """The OpenAI-compatible endpoint in front of the policy, on this machine only.
 
     POST /v1/chat/completions   a turn of the episode whose key the request has
-    POST /v1/responses          the same in the words of the Responses API
+    POST /v1/responses          the same in the form of the Responses API
     GET  /v1/models
-    POST /v1/tools/NAME         a tool of the episode's environment, for programs that are no Python function
-    POST /v1/reward             {"reward": 0.5} pays for the turn before
+    POST /v1/tools/NAME         a tool of the episode's environment, for programs that are not Python functions
+    POST /v1/reward             {"reward": 0.5} is added to the latest turn
 
-Refusals are {"error": {"message", "code"}}. A stream (of chat) is sent once its turn is complete. Needs the extra `[agents]`.
+Refusals are {"error": {"message", "code"}}. A chat stream is sent when its turn is complete. Needs the extra `[agents]`.
 """
 
 import asyncio
@@ -45,17 +45,17 @@ class Callee(Protocol):
         """Have a call answered."""
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool of the environment returns. Raises LookupError without such a tool."""
+        """Call a tool of the environment; return its text. Raises LookupError if there is no such tool."""
 
     def reward(self, value: float) -> None:
-        """Pay for the turn before."""
+        """Add a reward to the latest turn."""
 
 
 Find = Callable[[str], Callee | None]  # the episode of a key; None if there is none
 
 
 class Endpoint:
-    """A server in a thread.
+    """The endpoint's server, in a thread.
 
     Attributes:
         url: the base URL for clients.
@@ -79,7 +79,7 @@ class Endpoint:
 
 
 def make_app(find: Find) -> FastAPI:
-    """The ASGI application."""
+    """Make the ASGI application."""
     app = FastAPI(title="policy", openapi_url=None)
     _answer_errors(app)
 
@@ -157,7 +157,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def read_call(body: Mapping[str, Any]) -> Call:
-    """A request of the API. Raises CallRefused for what cannot be answered as it is meant; the docs list what is ignored."""
+    """Read a chat request. Raises CallRefused for invalid or unsupported values; the docs list the options that are ignored."""
     for name, (only, advice) in _ONLY.items():
         if body.get(name) not in (None, only):
             raise CallRefused(400, f"{name} must be {only!r} here, got {body[name]!r:.200}: {advice}")
@@ -209,7 +209,7 @@ def _read_message(message: Mapping[str, Any]) -> Message:
 
 
 def write_completion(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request is answered with."""
+    """Write a turn as the answer to a chat request."""
     message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
     choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": None}
     return _head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)}
@@ -226,7 +226,7 @@ def _usage(turn: Turn) -> dict[str, int]:
 
 
 def _write_chunks(turn: Turn, body: Mapping[str, Any]) -> Iterator[str]:
-    """The turn as a stream: its message, why it ended, and its usage if that is asked for."""
+    """Write a turn as a stream: its message, why it ended, and its usage if requested."""
     delta = dict(turn.message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]

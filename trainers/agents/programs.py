@@ -1,7 +1,7 @@
 """Programs that act as agents: Python functions in threads, commands as processes.
 
-def solve(task, client): ...        # client: openai.OpenAI of this episode; an async function gets AsyncOpenAI
-node agent.js                       # OPENAI_BASE_URL and OPENAI_API_KEY; the task as JSON on stdin, its result on stdout
+def solve(task, client): ...    # client: openai.OpenAI of this episode; an async function gets AsyncOpenAI
+node agent.js                   # OPENAI_BASE_URL and OPENAI_API_KEY; the task as JSON on stdin, its result on stdout
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from trainers.agents.client import Find
     from trainers.agents.tasks import Episode, Task
 
-AT_ONCE = 64  # processes
+AT_ONCE = 64  # commands that run at once
 MOST_OUTPUT = 2**20  # bytes of a command's result
-LINGER = 2.0  # seconds that the children of a command have to write the rest
+LINGER = 2.0  # seconds for the children of an ended command to write their output
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
@@ -48,11 +48,11 @@ class ProgramFailed(Exception):
 
 
 class Function:
-    """A function of a user, "module:function", found beside the working folder too. A module's ``reward`` scores what the
-    function returns, where the task has no other score.
+    """A user's function, "module:function"; the module may be in the working folder. The module's ``reward`` scores what the
+    function returns, if the task has no other score.
 
     Attributes:
-        find: the episode of a key, to which its clients can hand calls without HTTP.
+        find: returns the episode of a key, to which clients hand calls without HTTP; None if all calls go over HTTP.
     """
 
     def __init__(self, name: str):
@@ -73,7 +73,7 @@ class Function:
         self.find: Find | None = None
 
     def run(self, task: Task) -> Any:
-        """What the function returns for a task."""
+        """Run the function on a task; return its result."""
         result = self._function(task, self._make_client(task)) if self._takes_client else self._function(task)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
@@ -91,11 +91,11 @@ class Function:
         return client
 
     def cancel(self, task: Task) -> None:
-        """Nothing ends a thread: its next call is refused."""
+        """Do nothing, since a thread cannot be ended; its next call is refused."""
 
 
 class Command:
-    """A program of any language. All processes of its group are ended with it."""
+    """A program in any language. When it ends, all processes of its group are ended."""
 
     reward: Callable[..., Any] | None = None
 
@@ -107,7 +107,7 @@ class Command:
         self.files = self._words
 
     def run(self, task: Task) -> Any:
-        """What the command prints: an object with a ``reward`` or an ``answer``, or else text."""
+        """Run the command; return its printed object with a ``reward``, the ``answer`` of another object, or else the text."""
         environment = os.environ | {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
         with tempfile.TemporaryFile() as errors, subprocess.Popen(
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True
@@ -140,7 +140,7 @@ class Command:
 
     @staticmethod
     def _end_with(process: subprocess.Popen[bytes], read: threading.Event) -> None:
-        """End the children of a process soon after it ended: they would keep its output open, of which ``read`` is the end."""
+        """End the children of a process soon after it, as they would keep its output open. ``read``: the output has been read."""
         process.wait()
         read.wait(LINGER)
         _kill(process)
@@ -150,22 +150,22 @@ Program = Function | Command
 
 
 def run_program(program: Program, task: Task, episode: Episode) -> None:
-    """Run a program to the end of its episode, whatever it does."""
+    """Run a program to the end of its episode, whatever it raises."""
     try:
         episode.finish(program.run(task), program.reward)
     except ProgramFailed as error:
         episode.fail(str(error))
-    except BaseException as error:  # a program may raise anything, SystemExit among it
+    except BaseException as error:  # a program may raise anything, even SystemExit
         episode.fail(_trace(error))
 
 
 def load_program(agent: str) -> Program:
-    """The program that ``--agent`` names. Raises UserError if there is none."""
+    """Load the program that ``--agent`` names. Raises UserError if there is none."""
     return Function(agent) if _FUNCTION.fullmatch(agent) else Command(agent)
 
 
 def fingerprint(agent: str) -> str:
-    """A digest of the file of a function, or of those that a command names. What these import is not looked at."""
+    """Compute a digest of a function's files, or of those that a command names. What these import is not included."""
     files = [Path(name) for name in load_program(agent).files]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
@@ -176,13 +176,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _trace(error: BaseException) -> str:
-    """A program's error in a line, and its traceback without what called the program."""
+    """Describe a program's error in one line, followed by its traceback without the frames of this file."""
     innermost = error
     while isinstance(innermost, BaseExceptionGroup):
         innermost = innermost.exceptions[0]
     try:
         line = f"{type(innermost).__name__}: {str(innermost).strip().partition(chr(10))[0]}"
-    except Exception:  # of its own __str__
+    except Exception:  # raised by its __str__
         line = type(innermost).__name__
     told = traceback.TracebackException.from_exception(error)
     frames = [
@@ -194,7 +194,7 @@ def _trace(error: BaseException) -> str:
 
 @lru_cache(1)
 def _read_certificates() -> ssl.SSLContext:
-    return httpx.create_ssl_context()  # one for all clients: to make one takes 20 ms
+    return httpx.create_ssl_context()  # shared by all clients: making one takes 20 ms
 
 
 def _read_result(output: str) -> Any:

@@ -1,6 +1,6 @@
-"""The Responses API in front of chat: a request as the body of a chat call, and its turn as a response.
+"""The Responses API on top of chat: a request becomes the body of a chat call, and its turn a response.
 
-It holds text and function calls. Nothing is kept between requests: ``input`` is the whole conversation each time.
+Text and function calls are supported. Nothing is kept between requests: ``input`` is the whole conversation each time.
 """
 
 import secrets
@@ -15,7 +15,7 @@ Item = dict[str, Any]
 
 
 def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a request into the body of a chat call. Raises CallRefused for what no chat call holds."""
+    """Translate a request into the body of a chat call. Raises CallRefused for what chat calls do not support."""
     if kept := [name for name in _MEMORY if body.get(name)]:
         raise CallRefused(
             400, f"{kept[0]} cannot be used: nothing is kept here, so send the whole conversation as input"
@@ -41,7 +41,7 @@ def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_items(items: list[Item]) -> list[Message]:
-    """Items as messages: the thought, the text and the function calls of a turn are one message."""
+    """Translate items into messages: the thought, the text and the function calls of a turn are one message."""
     messages, thought = list[Message](), ""
     for item in items:
         kind = item.get("type", "message")
@@ -68,7 +68,7 @@ def _read_items(items: list[Item]) -> list[Message]:
 
 
 def write_response(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the response that a turn is. It is incomplete only if the request had a limit: some clients raise then."""
+    """Write a turn as a response. A cut turn is "incomplete" only if the request set a limit, since some clients raise on it."""
     message, sampled = turn.message, turn.completion_tokens
     was_cut = turn.finish_reason == "length" and body.get("max_output_tokens")
     status = "incomplete" if was_cut else "completed"

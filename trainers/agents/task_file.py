@@ -1,4 +1,4 @@
-"""Tasks of a user's own file, as an environment: what a program returns is scored by a function, or by itself."""
+"""An environment with the tasks of a user's file, in which a function or the program itself scores the result."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from trainers.runtime.errors import UserError
 
-HELD_OUT_SHARE = 10  # one task in so many is held out, where the file names no splits
+HELD_OUT_SHARE = 10  # one task in ten is held out, of those that name no split
 Outcome = dict[str, Any]
 
 
@@ -25,12 +25,12 @@ class TaskEnv(ToolEnv):
     """Tasks of a JSON Lines file, one object a line, for a program that brings its own tools.
 
     Args:
-        path: the file. A line's ``split`` is "train" or "validation"; else one task in ten is held out, by a digest.
+        path: the file. A line may name its ``split``, "train" or "validation"; of the others a digest holds out one in ten.
         reward: "module:function" that scores a result: ``reward(task, result)`` gives a number, or {"reward": …, "metrics":
-            {…}}. By default the ``reward`` beside the agent's function.
+            {…}}. Default: ``reward`` in the module of the agent's function.
 
     Attributes:
-        outcome: what the running episode came to, set before its last turn.
+        outcome: reward and metrics of the running episode, set before its last turn.
     """
 
     REWARD = Reward(score=(1.0, Metric("score")))
@@ -65,7 +65,7 @@ class TaskEnv(ToolEnv):
         return TurnOutcome({"score": self.outcome["reward"], **self.outcome.get("metrics", {})})
 
     def take_result(self, result: Any, fallback: Callable[..., Any] | None) -> None:
-        """Score a result. Raises ValueError or TypeError where there is no score."""
+        """Score a result. Raises ValueError or TypeError if there is no valid score."""
         if isinstance(result, dict) and "reward" in result:
             self.outcome = _read_outcome(result)
         elif score := self._score or fallback:
@@ -91,7 +91,7 @@ def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8: {error}") from error
-    for number, line in enumerate(text.split("\n"), 1):  # a string may hold what splitlines takes for the end of a line
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: strings may hold its other line ends
         if not line.strip():
             continue
         try:
@@ -109,7 +109,7 @@ def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """A function by "module:function". Raises UserError if there is none."""
+    """Find a function by "module:function". Raises UserError if there is none."""
     if os.getcwd() not in sys.path:  # as with `python -m`
         sys.path.append(os.getcwd())
     try:

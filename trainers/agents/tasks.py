@@ -1,4 +1,4 @@
-"""What a program is given to do, and what its episode comes to."""
+"""Tasks as programs get them, and the episodes in which programs solve them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ Log = TypeVar("Log", bound=CallLog)
 
 
 class Task:
-    """What a program gets: ``task["question"]`` and the other fields.
+    """A task as a program gets it: ``task["question"]`` and its other fields.
 
     Attributes:
         tools: the environment's tools as functions, each with its ``schema`` for the API.
-        base_url, api_key: of the endpoint, for clients other than the one that a function is given.
+        base_url, api_key: address and key of the endpoint, for clients other than the one passed to a function.
     """
 
     def __init__(self, episode: "Episode", base_url: str, api_key: str):
@@ -34,7 +34,7 @@ class Task:
         return self._fields[name]
 
     def reward(self, value: float) -> None:
-        """Pay for the latest call."""
+        """Add a reward to the latest call."""
         self._episode.reward(value)
 
     def described(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Task:
 
 
 def _describe(env: ToolEnv) -> dict[str, Any]:
-    """What a program is told of its task: a file's tasks are the user's own; of an environment's it gets no answers."""
+    """The fields that a program gets: all of a task from a user's file, but no gold answers of an environment."""
     if isinstance(env, TaskEnv):
         return dict(env.task)
     return {"question": env.first_observation, "instructions": env.instructions}
@@ -64,17 +64,17 @@ class ToolFunction:
         return self._episode.call_tool(self.name, dict(zip(self._names, values, strict=False)) | arguments)
 
 
-_ONE_AT_A_TIME = Lock()  # of tools that compute, as those of several environments share an index
+_ONE_AT_A_TIME = Lock()  # for tools that compute, since those of several environments share an index
 
 
 class Episode(Generic[Log]):
     """An episode of a program in an environment.
 
     Attributes:
-        running, waiting, since: whether the program runs, how many of its calls wait, and since when none does, or it began.
+        running, waiting, since: whether the program runs, how many of its calls wait, and when it began or its latest call ended.
         ended: the trajectory is complete.
-        submit: has a call answered.
-        cancel: ends the program, as far as that can be done.
+        submit: function that has a call answered.
+        cancel: function that ends the program, as far as possible.
     """
 
     def __init__(self, number: int, env: ToolEnv, recorder: EpisodeRecorder, session: Log):
@@ -91,7 +91,7 @@ class Episode(Generic[Log]):
         return self.session.trajectory
 
     def reward(self, value: float) -> None:
-        """Pay for the latest call. Raises ValueError if it is no finite number."""
+        """Add a reward to the latest call. Raises ValueError if it is not a finite number."""
         if not math.isfinite(value):
             raise ValueError(f"a reward must be a finite number, got {value!r}")
         if not self.ended:
@@ -99,7 +99,7 @@ class Episode(Generic[Log]):
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool as a turn of the environment; return its text. If the episode needs the last turn for an answer, the text
-        states that instead. Raises a LookupError without such a tool."""
+        states that instead. Raises LookupError if there is no such tool."""
         env = self.env
         if name not in env.tools:
             raise LookupError(f"there is no tool {name!r}; there are: {', '.join(env.tools)}")
@@ -112,7 +112,7 @@ class Episode(Generic[Log]):
             return "The episode has ended." if self.ended else "\n".join(env.feedback)
 
     def finish(self, result: Any, score: Callable[..., Any] | None) -> None:
-        """End with what the program returned. Raises ValueError or TypeError where that is no result."""
+        """End with what the program returned. Raises ValueError or TypeError if that is no valid result."""
         with self._lock:
             if self.ended:
                 return
@@ -126,8 +126,8 @@ class Episode(Generic[Log]):
             self._end()
 
     def fail(self, problem: str) -> None:
-        """End without a result: the program failed or, where it went beyond a limit of calls or tokens, was cut."""
-        has_lock = self._lock.acquire(timeout=1)  # not where a tool hangs
+        """End without a result. The episode has failed or, if a call went beyond a limit of calls or tokens, is cut."""
+        has_lock = self._lock.acquire(timeout=1)  # False if a tool hangs
         try:
             if not self.ended:
                 self.trajectory.failed |= not self.session.refused
@@ -141,7 +141,7 @@ class Episode(Generic[Log]):
     def _end(self, may_step: bool = True) -> None:
         if not self._done and may_step:
             self.env.fits = lambda *_: False
-            self._step(CUT)  # which costs nothing, and is scored
+            self._step(CUT)  # costs nothing, and is scored
         trajectory, session, metric = self.trajectory, self.session, self.env.PRIMARY_METRIC
         trajectory.truncated |= not self._done
         trajectory.failed |= bool(trajectory.tool_faults)

@@ -1,6 +1,6 @@
-"""Advantages from returns: against the rollouts of the same question, or against the whole batch.
+"""Advantages from returns, compared with the rollouts of the same question or with the whole batch.
 
-Baselines need whole groups and statistics the whole batch, so ranks gather returns and masks first. For ``mask``,
+Baselines need whole groups, and statistics need the whole batch, so ranks gather returns and masks first. For ``mask``,
 ``rewards`` and ``valid`` see `trainers.algorithms.gae`.
 """
 
@@ -27,7 +27,7 @@ def group_advantage(
         return torch.zeros_like(returns).masked_scatter(valid, among_valid)
     _, index = groups.unique(return_inverse=True)
     size = torch.bincount(index).to(returns.dtype)
-    # Counted from the lowest of the group, equal returns give exact zeros; rounding, divided by itself, would not.
+    # Relative to the lowest of the group, equal returns give exact zeros, not rounding errors divided by their own deviation.
     returns = returns - torch.full_like(size, torch.inf).scatter_reduce(0, index, returns, "amin")[index]
     mean = torch.zeros_like(size).index_add_(0, index, returns) / size
     centred = returns - mean[index]
@@ -52,12 +52,12 @@ def leave_one_out(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tens
 
 
 def episode_returns(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """R_i = Σ_t r_t over the policy's own tokens, float [N]; 0 for an episode in error."""
+    """Compute R_i = Σ_t r_t over the policy's own tokens, float [N]; 0 for an episode that is not ``valid``."""
     return torch.where(own_tokens(rewards, mask, valid), rewards, 0.0).sum(1)
 
 
 def to_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Each trajectory's advantage [N] at each of its tokens [N, A], zero outside the mask."""
+    """Copy each trajectory's advantage [N] to each of its tokens [N, A]; zero outside the mask."""
     return torch.where(mask, advantages[:, None], 0.0)
 
 
@@ -71,7 +71,7 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     chosen = values[mask]
     if not len(chosen):
         return torch.zeros_like(values)
-    centred = chosen - chosen.min()  # counted from the lowest, as in `group_advantage`
+    centred = chosen - chosen.min()  # relative to the lowest, as in `group_advantage`
     centred = centred - centred.mean()
     deviation = (centred.square().sum() / max(len(chosen) - 1, 1)).sqrt()
     return torch.zeros_like(values).masked_scatter(mask, centred / (deviation + 1e-6))

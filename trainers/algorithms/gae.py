@@ -3,9 +3,9 @@
 All tensors are [N, A], one trajectory a row, as `trainers.trajectory.pack` makes them. A position outside the mask does
 not exist: the next token is the next one *in the mask*, and what lies between (even NaN) is never read.
 
-``mask`` is bool, the action mask. ``rewards`` holds each turn's reward at its last sampled token, and is rejected where
-it holds one outside the mask. ``valid``, bool [N], leaves out episodes that ended in error: they get zeros. An episode
-ends with its last token, also where it was truncated: the limit on turns is part of the task.
+``mask`` is bool, the action mask. ``rewards`` holds each turn's reward at its last sampled token; a reward outside the
+mask raises a ValueError. ``valid``, bool [N], leaves out episodes that ended in error: they get zeros. An episode ends
+with its last token, even if it was truncated: the limit on turns is part of the task.
 """
 
 import torch
@@ -32,7 +32,7 @@ def own_tokens(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | 
 
 
 def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """At each position, the value of the next position in the mask; 0 after the last one."""
+    """Return, at each position, the value of the next position in the mask; 0 after the last one."""
     later = values.new_zeros(len(values))
     out = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
@@ -42,7 +42,7 @@ def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def discount(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
-    """x_t = v_t + decay_t · x_t', where t' is the next position in the mask; 0 outside. ``decay``: a number or [N, A]."""
+    """Compute x_t = v_t + decay_t · x_t', where t' is the next position in the mask; 0 outside. ``decay``: a number or [N, A]."""
     decay = torch.as_tensor(decay, dtype=values.dtype, device=values.device).expand_as(values)
     later = values.new_zeros(len(values))
     out = torch.zeros_like(values)
@@ -94,6 +94,11 @@ def check_turns(turns: torch.Tensor, mask: torch.Tensor) -> None:
         raise ValueError("the turns' numbers fall along a trajectory; they must be in the order they were taken")
 
 
+def turn_ends(turns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mark the last token of each turn inside the mask."""
+    return mask & (following(turns + 1, mask) != turns + 1)  # 0 follows the last turn, and is no turn's number + 1
+
+
 @torch.no_grad()
 def bi_level_gae(
     rewards: torch.Tensor,
@@ -122,7 +127,7 @@ def bi_level_gae(
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     check_turns(turns, own)
-    ends = own & (following(turns + 1, own) != turns + 1)  # 0 follows the last turn, and is no turn's number + 1
+    ends = turn_ends(turns, own)
     of_turns = discount(rewards + turn_gamma * following(values, ends) - values, ends, turn_gamma * turn_lam)
     inside = rewards + gamma * following(values, own) - values
     decay = torch.full_like(values, gamma * lam).masked_fill(ends, 0.0)
@@ -150,8 +155,8 @@ def turn_level_gae(
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     check_turns(turns, own)
-    ends = own & (following(turns + 1, own) != turns + 1)  # 0 follows the last turn, and is no turn's number + 1
-    within = (~ends).to(rewards.dtype)  # what carries on to the token before, inside a turn
+    ends = turn_ends(turns, own)
+    within = (~ends).to(rewards.dtype)  # sums carry over to the token before only inside a turn
     of_turn = discount(torch.where(own, rewards, 0.0), own, within)  # r_k at the turn's first token
     before = following(turns.flip(1) + 1, own.flip(1)).flip(1)  # the turn of the token before, + 1; 0 for none
     starts = own & (before != turns + 1)
@@ -161,7 +166,7 @@ def turn_level_gae(
 
 
 def _carry_forward(values: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """At each position of [..., N, A], the value at the last position before or at it where ``starts`` [N, A] is true."""
+    """Return, at each position of [..., N, A], the value of the latest position up to it where ``starts`` [N, A] is true."""
     index = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
     last = torch.where(starts, index, 0).cummax(1).values
     return values.gather(-1, last.expand_as(values))

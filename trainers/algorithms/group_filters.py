@@ -12,8 +12,8 @@ ZERO_STD = 1e-6
 def group_deviation(
     returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the standard deviation (n − 1) of each group's returns, float [G] by label, exactly 0 for equal returns and for
-    fewer than two; and which of them each episode is in, int [N]. Episodes that are not ``valid`` are not counted."""
+    """Compute the standard deviation (n − 1) of each group's ``valid`` returns, float [G] in the order of the labels. It is
+    exactly 0 for equal returns and for fewer than two. Also return the index of each episode's group, int [N]."""
     labels, index = groups.unique(return_inverse=True)
     counted = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
     returns, own = returns[counted], index[counted]
@@ -39,8 +39,8 @@ def most_uncertain(
 ) -> torch.Tensor:
     """The ``share`` of groups with the largest deviation: StarPO-S.
 
-    RAGEN, Wang et al. 2025. At least one group, of equals the one with the lower label; never a group of zero deviation, unlike
-    in RAGEN's code.
+    RAGEN, Wang et al. 2025. Keeps at least one group; of equal groups, the one with the lower label. Unlike RAGEN's code, never
+    keeps a group of zero deviation.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -60,15 +60,15 @@ def most_signal(
 ) -> torch.Tensor:
     """Groups with most of the deviation: RAGEN-2.
 
-    By descending deviation, up to p Σσ − ε (arXiv 2604.06268). Groups of zero deviation are never kept. If p Σσ ≤ ε no group is
-    kept. ε is ``selection_eps``, in the unit of the returns; RAGEN's code has 0.01.
+    Keeps groups by descending deviation, until they hold p Σσ − ε (arXiv 2604.06268). Groups of zero deviation are never kept. If
+    p Σσ ≤ ε, no group is kept. ε is ``selection_eps``, in the unit of the returns; RAGEN's code has 0.01.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must be above 0 and at most 1, got {p}")
     deviation, index = group_deviation(returns, groups, valid)
     deviation = deviation.where(deviation > ZERO_STD, 0.0).double()
     ordered, order = deviation.sort(descending=True, stable=True)
-    before = ordered.cumsum(0) - ordered  # what the groups before each add up to
+    before = ordered.cumsum(0) - ordered  # sum of the groups before each group
     chosen = torch.zeros_like(deviation, dtype=torch.bool)
     wanted = p * ordered.sum() * (1 - 1e-9) - selection_eps  # rounding must not ask for one group more
     chosen[order] = before < wanted

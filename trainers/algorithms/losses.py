@@ -1,4 +1,4 @@
-"""Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
+"""Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` reduces them to a number.
 
 Values outside the mask are never read; log-probabilities there should be 0, or an overflow would poison the gradient.
 A *sequence* is an episode, which has several rows if its context was rewritten. ``episode_tokens``, int [B]: action tokens of the
@@ -7,7 +7,7 @@ row's sequence. ``other_log_ratios``, float [B]: Σ log r over the tokens of its
 
 import torch
 
-MAX_LOG_RATIO = 20.0  # nats; what lies above is an accident, and its exponential would be one as well
+MAX_LOG_RATIO = 20.0  # nats; larger values are accidents, and are clamped before the exponential
 
 
 def clipped_policy_loss(
@@ -34,7 +34,7 @@ def clipped_policy_loss(
 
 
 def bounded_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
-    """exp(logprobs − old_logprobs), and exp(`MAX_LOG_RATIO`) without a gradient above that."""
+    """Compute exp(logprobs − old_logprobs), at most exp(`MAX_LOG_RATIO`), above which there is no gradient."""
     return torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
 
 
@@ -71,7 +71,7 @@ def sequence_log_ratio(
     episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean over a sequence's tokens of log r, float [B, 1]."""
+    """Compute the mean of log r over each sequence's tokens, float [B, 1]."""
     total = torch.where(mask, logprobs - old_logprobs, 0.0).sum(1)
     if other_log_ratios is not None:
         total = total + other_log_ratios
@@ -91,7 +91,7 @@ def cispo_loss(
 
         −sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π
 
-    arXiv 2506.13585, with ``clip_low=1``. The importance weight is clipped, not the token: all tokens keep a gradient.
+    arXiv 2506.13585, which has ``clip_low=1``. The importance weight is clipped, not the token: all tokens keep a gradient.
     """
     weight = bounded_ratio(logprobs, old_logprobs).clamp(1 - clip_low, 1 + clip_high).detach()
     return -weight * advantages * logprobs
@@ -154,8 +154,9 @@ def entropy(logprobs: torch.Tensor) -> torch.Tensor:
 def aggregate(loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor) -> torch.Tensor:
     """Sum over the masked tokens, divided by ``normalizer``.
 
-    With the action tokens of the *whole* batch it is the token-level loss of DAPO (eq. 12), for any split into micro-batches;
-    with a constant (episodes x the longest allowed) Dr. GRPO's (Liu et al. 2025). ``where``, as 0 · ∞ is NaN.
+    With the number of action tokens of the *whole* batch it is DAPO's token-level loss (eq. 12), for any split into
+    micro-batches. With a constant (episodes x the longest allowed) it is Dr. GRPO's (Liu et al. 2025). Masks by ``where``, as
+    0 · ∞ is NaN.
     """
     return torch.where(mask, loss, 0.0).sum() / normalizer
 
@@ -177,7 +178,7 @@ def sequence_mean(
 def total_loss(
     mean_over: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int, episode_tokens: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The losses of tokens [B, T] as one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
+    """Reduce token losses [B, T] to one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
     if mean_over == "tokens":
         return aggregate(loss, mask, normalizer)
     return sequence_mean(loss, mask, normalizer, episode_tokens)

@@ -1,4 +1,4 @@
-"""Learning rates over a training: warm-up, then a fall to 0 or none."""
+"""Learning-rate schedules: warm-up, then a constant rate or a decay to 0."""
 
 import math
 

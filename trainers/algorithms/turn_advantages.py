@@ -1,7 +1,7 @@
 """Credit for single turns, without a critic: returns from process rewards, compared within a group.
 
-Tables of turns are [N, K], K the most turns, each beside a mask of the turns that were taken. For ``mask``, ``rewards``
-and ``valid`` see `trainers.algorithms.gae`. ``turns`` is read inside the mask only.
+Tables of turns are [N, K], where K is the largest number of turns; each comes with a mask of the turns that were taken.
+For ``mask``, ``rewards`` and ``valid`` see `trainers.algorithms.gae`. ``turns`` is read inside the mask only.
 """
 
 from collections.abc import Hashable, Sequence
@@ -37,7 +37,7 @@ def turn_returns(
 
 
 def turns_to_tokens(table: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Each turn's number of ``table`` [N, K] at each of its tokens [N, A], zero outside the mask."""
+    """Copy each turn's value in ``table`` [N, K] to each of its tokens [N, A]; zero outside the mask."""
     if not table.shape[1]:
         return table.new_zeros(mask.shape)
     return torch.where(mask, table.gather(1, torch.where(mask, turns, 0)), 0.0)
@@ -59,7 +59,7 @@ def turn_advantage(
     arXiv 2511.14846. Float [N, A]; a turn number that only one episode of the group reached gets zero.
     """
     own = own_tokens(rewards, mask, valid)
-    # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
+    # Summed in double precision, so that equal returns do not differ by the order of their rewards.
     returns, taken = turn_returns(rewards.double(), turns, mask, gamma, valid)
     returns = returns.to(rewards.dtype)
     labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[taken]
@@ -93,7 +93,7 @@ def gigpo(
         scale_by_std: divide both by their group's standard deviation; the paper has both forms (F_norm = σ or 1).
     """
     own = own_tokens(rewards, mask, valid)
-    exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in
+    exact = rewards.double()  # so that equal returns do not differ by the order of their rewards
     whole = episode_returns(exact, mask, valid).to(rewards.dtype)
     of_episodes = group_advantage(whole, groups, scale_by_std, valid)
     returns, taken = turn_returns(exact, turns, mask, gamma, valid)
@@ -105,7 +105,7 @@ def gigpo(
 
 
 def _states(taken: torch.Tensor, groups: list[int], anchors: Sequence[Sequence[Hashable]]) -> torch.Tensor:
-    """One number per taken turn, equal for equal anchors of one group."""
+    """Number the states of the taken turns: equal numbers for equal anchors in the same group."""
     if len(anchors) != len(groups):
         raise ValueError(f"{len(anchors)} lists of anchors for {len(groups)} trajectories")
     numbers: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Model cards: the README.md of a checkpoint with the metadata of the Hugging Face hub; and pushing. Imports no torch."""
+"""Model cards, the README.md of a checkpoint with metadata for the Hugging Face hub; and uploads. Imports no torch."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.episodes.report import tables
 from trainers.runtime.integrity import CARD_FILE, CHECKSUMS_FILE, STATE_FILE, STEP_FOLDER, step_folders, step_of
 
-_PRIVATE = STATE_FILE, CHECKSUMS_FILE, ARGUMENTS_FILE  # for training on, here
+_PRIVATE = STATE_FILE, CHECKSUMS_FILE, ARGUMENTS_FILE  # only for training to continue here
 _HIDDEN = {
     "out", "resume", "config", "report_to", "push_to_hub", "vllm_url", "save_total_limit", "save_every",
 }  # fmt: skip
@@ -26,13 +26,13 @@ _HIDDEN = {
 def make_card(
     arguments: Mapping[str, Any], run: Path, folder: str, base_model: str | None, summary: Mapping | None = None
 ) -> str:
-    """Make the text of the card of the checkpoint ``folder`` of a ``run``, with the ``summary`` of one that has ended.
+    """Make the text of the card of the checkpoint ``folder`` of a ``run``, with the ``summary`` of a finished run.
     ``base_model``: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model."""
     env, algorithm, step = arguments["env"], str(arguments["algorithm"]), STEP_FOLDER.fullmatch(folder)
     kwargs = json.loads(arguments["env_kwargs"])
     which = f"after {step[1]} updates" if step else "that did best on held-out questions"
     given = f" with `{json.dumps(_without_folders(kwargs), ensure_ascii=False)}`" if kwargs else ""
-    interface = {"tasks": kwargs["tasks"]} if "tasks" in kwargs else {}  # without which there is no mixture
+    interface = {"tasks": kwargs["tasks"]} if "tasks" in kwargs else {}  # a mixture needs them
     interface |= select_interface(arguments["env_kwargs"])
     use = f" --env-kwargs {shlex.quote(json.dumps(interface, ensure_ascii=False))}" if interface else ""
     parts = [
@@ -50,7 +50,7 @@ def make_card(
 
 
 def make_card_of(folder: Path, base_model: str = "") -> str:
-    """The card of a checkpoint in the folder of its run; an adapter is one of ``base_model``, if not of the one that it names."""
+    """Make the card of a checkpoint in the folder of its run. For an adapter, ``base_model`` replaces the one that it names."""
     arguments = _read(folder / ARGUMENTS_FILE)
     adapter, summary = _read(folder / "adapter_config.json"), _read(folder.parent / tables.SUMMARY_FILE)
     base = (base_model or adapter["base_model_name_or_path"] or "") if adapter else None
@@ -58,18 +58,18 @@ def make_card_of(folder: Path, base_model: str = "") -> str:
 
 
 def write_cards(run: Path) -> None:
-    """Write the cards of all checkpoints of a run that has ended anew, with its table."""
+    """Write the cards of all checkpoints of a finished run again, with its closing table."""
     for folder in (*step_folders(run), run / "best"):
-        if _read(folder / ARGUMENTS_FILE):  # else none, or damaged
+        if _read(folder / ARGUMENTS_FILE):  # else missing or damaged
             durable.write_text(folder / CARD_FILE, make_card_of(folder))
 
 
 def push(folder: Path, repository: str) -> bool:
-    """Upload a checkpoint without what only training needs; return whether it is there. A failure is a warning."""
+    """Upload a checkpoint without files that only training needs; return whether it succeeded. Failures print a warning."""
     try:
         made = HfApi().create_repo(repository, private=True, exist_ok=True)
         HfApi().upload_folder(repo_id=made.repo_id, folder_path=folder, ignore_patterns=[*_PRIVATE, ".*"])
-    except Exception as error:  # whatever the hub, the network or its library make of it
+    except Exception as error:  # the hub, the network or the library may fail in any way
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         again = f"hf upload {repository} {shlex.quote(str(folder))} . --exclude {' '.join(_PRIVATE)}"
         print(f"Warning: {folder} is not on the hub ({fault}). To try again: {again}", file=sys.stderr)
@@ -79,7 +79,7 @@ def push(folder: Path, repository: str) -> bool:
 
 
 def _describe_metadata(arguments: Mapping[str, Any], base_model: str | None) -> str:
-    """The head of a card. The hub takes only names of its own for models and data sets, so others are left out."""
+    """Return the YAML head of a card. The hub accepts only its own names of models and data sets: others are left out."""
     is_adapter, start = base_model is not None, base_model or str(arguments["model"])
     kind = ["lora"] if is_adapter else []
     on_hub = start != "tiny" and hub.is_hub_id(start) and "/" in start
@@ -104,7 +104,7 @@ def _describe_model(arguments: Mapping[str, Any], base_model: str | None) -> str
 
 
 def _describe_evaluation(run: Path, folder: str, summary: Mapping) -> str:
-    """The table that closes a run. In the card of other weights than its last, what was evaluated is said."""
+    """Return the closing table of a run. Cards of other weights than its last also state which ones were evaluated."""
     if not summary.get("rows"):
         return ""
     last = max(map(step_of, step_folders(run)), default=0)
@@ -113,7 +113,7 @@ def _describe_evaluation(run: Path, folder: str, summary: Mapping) -> str:
 
 
 def _write_command(arguments: Mapping[str, Any]) -> str:
-    """The command of a run: what is not as by default, without the folders of the machine."""
+    """Return the command of a run: the options that differ from their defaults, without the folders of the machine."""
     words = ["python", "-m", f"trainers.{arguments['algorithm']}"]
     for name in dict.fromkeys(("env", "model", *arguments["changed"])):
         value, option = arguments[name], f"--{name.replace('_', '-')}"
@@ -137,7 +137,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """A value without the folders in which its paths lie: no one else has them."""
+    """Return a value without the folders of its paths: no one else has them."""
     if isinstance(value, Mapping):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
 """Checkpoints: a folder that Hugging Face loads as a model, with the state of the trainer beside the weights.
 
-The folder is written beside its destination and published by one rename, after all of it is on the disk: a kill or power
+The folder is written beside its destination and published by one rename, after all of it is on the disk. A kill or power
 loss leaves the previous checkpoint. State is tensors and JSON, read with `weights_only=True`: it cannot run code.
 """
 
@@ -59,11 +59,11 @@ def save(
     modules: Mapping[str, torch.nn.Module] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a checkpoint, replacing one already there in one step. The first of several processes writes it.
+    """Write a checkpoint, atomically replacing one that is already there. The first of several processes writes it.
 
     Args:
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint by itself.
-        model: of one with a LoRA adapter only the adapter is written.
+        model: if it has a LoRA adapter, only the adapter is written.
         tokenizer: None for an adapter that uses that of its base.
         extra: what else the trainer needs to continue, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
@@ -82,7 +82,7 @@ def save(
     shutil.rmtree(staging, ignore_errors=True)  # what a killed save left
     durable.make_folder(staging)
     try:
-        with open(staging / STATE_FILE, "wb") as file:  # of a path, torch does not say why it cannot be written
+        with open(staging / STATE_FILE, "wb") as file:  # given a path, torch does not report why it cannot write
             torch.save(state, file)
         if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(staging / STATE_FILE):
             raise TypeError(f"the optimizer state holds {unsafe}, which could not be loaded again without running code")
@@ -91,7 +91,7 @@ def save(
             model.save_pretrained(staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
-        (staging / CARD_FILE).unlink(missing_ok=True)  # peft's, which says nothing and names a folder of this machine
+        (staging / CARD_FILE).unlink(missing_ok=True)  # peft's card is empty and names a folder of this machine
         for name, text in (texts or {}).items():
             (staging / name).write_text(text, encoding="utf-8")
         write_checksums(staging)
@@ -115,7 +115,7 @@ def load_state(
         ValueError: the optimizers or modules are not those that were saved, or what was saved is NaN or infinite.
     """
     verify(folder)
-    # Several processes of a machine read the same pages, each its own share of them.
+    # Processes of one machine share the mapped pages, and each reads only its own part of them.
     mapped = distributed.world_size() > 1
     state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=mapped)
     check_finite(_tensors(state["optimizers"], "optimizers"), folder)
@@ -143,7 +143,7 @@ def read_extra(folder: str | Path) -> dict[str, Any]:
 
 
 def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The state of a module: what training changes, and the frozen weights."""
+    """Split the state of a module into what training changes and the frozen weights."""
     state, frozen = module.state_dict(), {name for name, p in module.named_parameters() if not p.requires_grad}
     return {n: v for n, v in state.items() if n not in frozen}, {n: v for n, v in state.items() if n in frozen}
 
@@ -168,7 +168,7 @@ def _prune(newest: Path, step: int, keep_last: int) -> None:
 
 
 def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a nested state, each under a name of where it was found."""
+    """Yield the tensors of a nested state, each with its path in the state as a name."""
     if torch.is_tensor(state):
         yield name, state
     elif isinstance(state, dict | list):
@@ -177,7 +177,7 @@ def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _rng_state() -> dict[str, Any]:
-    """The global generators of torch as tensors, those of Python and numpy as JSON."""
+    """Return the states of the global generators: of torch as tensors, of Python and numpy as JSON."""
     kind, keys, *rest = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     numpy_and_python = json.dumps({"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]})

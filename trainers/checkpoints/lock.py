@@ -1,4 +1,4 @@
-"""Locks between processes: one writes into a folder, and one makes what the others wait for."""
+"""Locks between processes: only one writes into a folder, and only one makes what the others wait for."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from retrieval_index.printable import printable
 from trainers.runtime.errors import UserError
 
-LOCK_FILE = ".lock"  # it also says who holds the folder
+LOCK_FILE = ".lock"  # its text names the process that holds the folder
 LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
 
 
@@ -24,8 +24,8 @@ class FolderInUse(UserError):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep other processes from `hold_folder` of it; remove it again if it stays empty. Raises
-    FolderInUse, or a UserError if it cannot be written to, its disk is full, or its file system has no locks."""
+    """Make the folder if needed, and lock it against `hold_folder` in other processes; remove it again if it stays empty.
+    Raises FolderInUse, or a UserError if it cannot be written to, its disk is full, or its file system has no locks."""
     made, file = not folder.exists(), folder / LOCK_FILE
     check_writable(folder)
     lock = FileLock(file)
@@ -46,15 +46,15 @@ def hold_folder(folder: Path) -> Iterator[None]:
     finally:
         if made and os.listdir(folder) == [LOCK_FILE]:
             file.unlink()
-            with suppress(OSError):  # somebody else has begun here
+            with suppress(OSError):  # another process has begun here
                 folder.rmdir()
         lock.release()
 
 
 @contextmanager
 def wait_for(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made, waiting for a process that makes ``what`` now;
-    without effect on a file system without locks."""
+    """Hold a lock, in a file beside ``path``, while ``path`` is looked up or made. Waits for a process that is making ``what``;
+    has no effect on a file system without locks."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(blocking=False)
@@ -71,7 +71,7 @@ def wait_for(path: Path, what: str) -> Iterator[None]:
 
 
 def check_writable(folder: Path, advice: str = "give another --out") -> None:
-    """Make a folder, and raise a `UserError` with the ``advice`` where nothing can be written to it; before hours are spent."""
+    """Make a folder; raise a `UserError` with the ``advice`` if it cannot be written to, before hours of work are spent."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,14 @@
 
 | file | written by | when |
 |---|---|---|
-| .lock | `checkpoints.lock` | as long as a process holds the folder |
+| .lock | `checkpoints.lock` | while a process holds the folder |
 | metrics.jsonl | `lifecycle.logger`, a line an update | after each update |
 | episodes.jsonl, episode_tokens.jsonl | `episodes.records` | baselines, evaluations, kept training episodes, closing table |
 | checkpoint-N, best | `checkpoints.checkpoint` | arguments.json (`settings`) and README.md (`card`) are in each |
-| baselines.json | `lifecycle.setup` | at the begin |
+| baselines.json | `lifecycle.setup` | at the start |
 | evaluation.md, learning_curve.png, summary.json | here | at the end |
 | report.html | `episodes.report.page` | with each checkpoint, after a signal, and at the end |
-| start; demonstrations.jsonl | `tiny.cold_start`; `imitation.demonstrations`, of sft | at the begin |
+| start; demonstrations.jsonl | `tiny.cold_start`; `imitation.demonstrations`, of sft | at the start |
 """
 
 import itertools
@@ -46,7 +46,7 @@ from trainers.runtime.signals import TrainingStopped
 def create_run_dir(args, algorithm: str) -> Iterator[Path]:
     """Yield the folder of the run, locked; the first of several processes chooses it, never one with an earlier run.
 
-    Inside, a disk that gets full or read-only is a TrainingStopped. What was half written has another name than what is whole.
+    Inside, a disk that gets full or read-only raises TrainingStopped. Half-written files never have the names of whole ones.
     """
     with ExitStack() as stack:
         folder = None if distributed.rank() else _claim(args, algorithm, stack)
@@ -102,7 +102,7 @@ def _clear(folder: Path) -> None:
 
 
 def _check_checkpoint(args) -> None:
-    """Raise a UserError without a whole checkpoint of this experiment; set damaged ones after it aside."""
+    """Raise a UserError if there is no whole checkpoint of this experiment; set later ones, which are damaged, aside."""
     whole, damaged = checkpoint.find_latest(args.resume)
     if whole is None:
         raise UserError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
@@ -115,7 +115,7 @@ def _check_checkpoint(args) -> None:
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args: Any) -> None:
-    """Write the checkpoint of an update into the folder of the run, after the metrics that lead to it."""
+    """Write the checkpoint of an update into the folder of the run, once its metrics are on the disk."""
     if (run / METRICS_FILE).exists():
         durable.sync(run / METRICS_FILE)
     checkpoint.save(
@@ -126,7 +126,7 @@ def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, 
 
 
 def save_best(run: Path, policy: Policy, step: int, score: float | None, args: Any, extra: dict[str, Any]) -> None:
-    """Write the weights of the best evaluation so far, from which no run continues, into ``best`` in the folder of the run."""
+    """Write the weights of the best evaluation so far into ``best`` in the folder of the run; no run continues from them."""
     checkpoint.save(
         run / BEST, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
         extra=settings(args) | extra | {"best": {"update": step, "score": score}},
@@ -135,7 +135,7 @@ def save_best(run: Path, policy: Policy, step: int, score: float | None, args: A
 
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
-    """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
+    """Load the latest checkpoint into the policy, the optimizers and the modules; return its number of updates."""
     folder = checkpoint.step_folders(run)[0]  # `_check_checkpoint` has set damaged ones aside
     step, _ = checkpoint.load_state(folder, optimizers, modules)
     load_weights(policy, folder)
@@ -143,23 +143,23 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
-    """Load the weights of a checkpoint of its own run into the policy. Raises UserError if its vocabulary is another."""
+    """Load the weights of a checkpoint of the same run into the policy. Raises UserError if the vocabularies differ."""
     if lora.has_lora(policy.model):
         lora.load_lora_weights(policy.model, folder)
     else:
-        precision = torch.get_float32_matmul_precision()  # of the run, which loading a model in float32 resets
+        precision = torch.get_float32_matmul_precision()  # that of the run: loading a model in float32 resets it
         saved = load_policy(folder, "cpu")
         torch.set_float32_matmul_precision(precision)
         if saved.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(
-                f"{folder} has another vocabulary than the cold start that was made now: that of its run is gone. To go on "
+                f"{folder} has another vocabulary than the new cold start, and the cold start of its run is gone. To continue "
                 f"with its weights, begin another run with --model {folder}"
             )
         policy.model.load_state_dict(saved.model.state_dict())
 
 
 def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
-    """report.html of a run that goes on, with its newest episodes; ``done`` is such as "12 of 50 updates"."""
+    """Write report.html of an unfinished run, with its newest episodes; ``done`` is a text such as "12 of 50 updates"."""
     html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**23)
 
 
@@ -188,6 +188,6 @@ def _draw_curve(run: Path, summary: dict) -> None:
     metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
     if any(line.get(key) is not None for line in read_metrics(run / METRICS_FILE)):
         picture = run / "learning_curve.png"
-        from trainers.episodes.report import figures  # with matplotlib, a second that most commands need not wait
+        from trainers.episodes.report import figures  # takes a second for matplotlib, which most commands need not wait
 
         figures.draw_learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])

@@ -14,16 +14,16 @@ from trainers.runtime.progress import to_json_types
 
 ARGUMENTS_FILE = "arguments.json"  # in a checkpoint: all arguments of its run
 
-LENGTHS = "updates", "max_seconds"  # a run that continues may be given more, and a finished one is of these
+LENGTHS = "updates", "max_seconds"  # a continued run may be given more; a finished run must match them
 
-# Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It
-# plays best with those that it was trained with.
+# Arguments of environments that decide what an agent reads and may do, but not its questions or rewards. An agent does best with
+# those that it was trained with.
 _INTERFACE = (
     "k", "max_chars", "passage_tokens", "read", "instructions", "format", "context", "instructions_in_observation", "max_turns",
     "max_calls", "max_total_calls", "max_tokens",
 )  # fmt: skip
 
-_OF_A_CALL = {"out", "resume", "config"}  # arguments that no run keeps
+_OF_A_CALL = {"out", "resume", "config"}  # arguments of one call, which are not saved
 
 Args = TypeVar("Args")
 
@@ -33,36 +33,36 @@ class SettingsDiffer(UserError):
 
 
 def algorithm_of(args: Any) -> str:
-    """The name of the file that arguments are of, such as "grpo"."""
-    module = sys.modules[type(args).__module__]  # a command's own is called __main__
+    """Return the name of the file that defines the arguments, such as "grpo"."""
+    module = sys.modules[type(args).__module__]  # that of a command is called __main__
     return Path(getattr(module, "__file__", None) or module.__name__).stem
 
 
 def settings(args: Any) -> dict[str, Any]:
-    """The arguments that make a run what it is, in the types of JSON, with the name of their algorithm's file."""
+    """Return the arguments that a resumed run may not change, with the name of their algorithm's file."""
     chosen = {name: value for name, value in asdict(args).items() if name not in mutable_on_resume(args) | {"config"}}
-    if isinstance(args, TrainArgs):  # what the surrogate has by default is a setting as well
+    if isinstance(args, TrainArgs):  # the surrogate's defaults are settings as well
         chosen |= dict(zip(("clip_low", "clip_high"), args.clip_range, strict=True)) | {"normalize": args.mean_over}
     return chosen | {"algorithm": algorithm_of(args)}
 
 
 def select_interface(env_kwargs: str) -> dict[str, Any]:
-    """Select an agent's interface from the arguments of an environment, a JSON object. It contains no folder."""
+    """Select an agent's interface from the arguments of an environment, a JSON object. An interface contains no folder."""
     given = json.loads(env_kwargs or "{}")
     return {name: given[name] for name in _INTERFACE if name in given}
 
 
 def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_kwargs: str) -> None:
-    """Warn if an agent is to act in another task than it was trained on, or with other arguments of the interface.
+    """Warn if an agent is used in another task than it was trained on, or with other arguments of the interface.
 
-    ``saved``: the `settings` in its checkpoint, or as much of them as was exported.
+    ``saved``: the `settings` in its checkpoint, or those of them that were exported.
     """
     if "env_kwargs" not in saved:
         return
     tasks = _list_tasks(saved["env"], saved["env_kwargs"])
     trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
     if "format" in trained:
-        here = {"format": trained["format"]} | here  # where none is named it keeps its own
+        here = {"format": trained["format"]} | here  # if none is named, the agent keeps its own
     if trained != here or not tasks & _list_tasks(env, env_kwargs):
         print(
             f"Warning: {name} was trained on {', '.join(sorted(tasks))} with {json.dumps(trained)}, which decides what it reads "
@@ -72,7 +72,7 @@ def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_
 
 
 def _list_tasks(env: str, env_kwargs: str) -> set[str]:
-    """List the id of an environment, and of a mixture those of its tasks."""
+    """Return the id of an environment, and the ids of its tasks if it is a mixture."""
     from agent_envs.registration import full_id
 
     tasks = json.loads(env_kwargs or "{}").get("tasks") if "Mixture" in env else None
@@ -80,20 +80,20 @@ def _list_tasks(env: str, env_kwargs: str) -> set[str]:
 
 
 def list_changed(args: Any) -> list[str]:
-    """List the arguments that are not as by default."""
+    """List the arguments that differ from their defaults."""
     return [f.name for f in fields(args) if f.name not in _OF_A_CALL and getattr(args, f.name) != f.default]
 
 
 def describe_arguments(args: Any) -> str:
-    """What `ARGUMENTS_FILE` holds: all arguments but the folder of the run, those ``changed`` that are not as by default, and the
-    ``algorithm``, the name of their file."""
+    """Return the text of `ARGUMENTS_FILE`: all arguments except the folder of the run. ``changed`` lists those that differ from
+    their defaults; ``algorithm`` is the name of their file."""
     kept = {name: value for name, value in asdict(args).items() if name not in _OF_A_CALL}
     described = kept | {"algorithm": algorithm_of(args), "changed": list_changed(args)}
     return json.dumps(to_json_types(described), indent=2) + "\n"
 
 
 def restore(defaults: Args, run: Path) -> Args:
-    """Put the arguments of a run to continue over ``defaults``. Raises UserError without a checkpoint of this algorithm."""
+    """Replace ``defaults`` by the saved arguments of a run. Raises UserError if it has no checkpoint of this algorithm."""
     saved = _read_arguments(run)
     if (algorithm := saved["algorithm"]) != algorithm_of(defaults):
         raise UserError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
@@ -115,8 +115,8 @@ def _read_arguments(run: Path) -> dict[str, Any]:
 
 
 def find_differences(saved: Mapping[str, object], args: Any, also: Iterable[str] = ()) -> dict[str, tuple]:
-    """Find the `settings` of a saved run that differ from ``args``: (saved, wanted) by name. ``also``: further arguments, if they
-    were saved."""
+    """Find the `settings` of a saved run that differ from ``args``: (saved, wanted) by name. ``also``: further arguments to
+    compare, if they were saved."""
     had = to_json_types(dict(saved))
     wanted = settings(args) | {name: getattr(args, name) for name in also if name in had and hasattr(args, name)}
     pairs = {name: (had.get(name), value) for name, value in to_json_types(wanted).items()}
@@ -124,7 +124,7 @@ def find_differences(saved: Mapping[str, object], args: Any, also: Iterable[str]
 
 
 def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
-    """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
+    """Raise `SettingsDiffer` if a run is to continue from the checkpoint ``where`` with other settings than ``saved``."""
     if different := find_differences(saved, args):
         said = _list_differences(different)
         raise SettingsDiffer(
@@ -133,7 +133,7 @@ def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
-    """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
+    """Raise `SettingsDiffer` if the run of this ``summary`` was made with other arguments than ``args``."""
     saved = dict(summary["settings"]) | dict(summary.get("evaluation", {}))
     if different := find_differences(saved, args, also=(*LENGTHS, "eval_every")):
         said = _list_differences(different)
@@ -148,7 +148,7 @@ _PATHS = ("model", "base_model", "chat_template", "episodes", "messages")
 
 
 def _is_same(name: str, saved: Any, wanted: Any) -> bool:
-    """Two spellings of the same JSON, of an environment's id or of a path are no difference."""
+    """Compare two values of an argument; spellings of the same JSON or of the same path are equal."""
     if name in _PATHS:
         had, wants = ([value] if isinstance(value, str) else value or [] for value in (saved, wanted))
         return len(had) == len(wants) and all(map(_is_same_path, had, wants))

@@ -19,7 +19,7 @@ def supports_cuda_graphs(device: torch.device) -> bool:
 
 
 def bucket_size(size: int, smallest: int) -> int:
-    """The next size that steps are captured for: ``smallest`` times a power of two, or half way between two of these."""
+    """Round up to a size that steps are captured for: ``smallest`` times a power of two, or half way between two of these."""
     power = smallest
     while power < size:
         power *= 2
@@ -27,25 +27,25 @@ def bucket_size(size: int, smallest: int) -> int:
 
 
 class GraphCapturer:
-    """Captures on one stream into one memory pool, which all graphs share since they run one after another.
+    """Capturer of graphs on one stream into one memory pool, which the graphs can share as they run one after another.
 
     Dropping all its graphs drops the pool: make a new capturer then.
     """
 
     def __init__(self, device: torch.device):
-        # The current device is a property of each thread, and another one than this may take the steps.
+        # Each thread has its own current device, and another thread than this one may take the steps.
         self._device = device
         with torch.cuda.device(device):
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Capture the kernels of a function; return what replays them on the same tensors, and the tensor of the result.
+        """Capture the kernels of a function; return a function that replays them on the same tensors, and the result.
 
         After a failure, as when the allocator frees memory meanwhile, the capturer is unusable.
         """
         caching, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
-        torch.set_autocast_cache_enabled(False)  # or weights that were rounded before would not be rounded again
-        gc.disable()  # what it frees, such as graphs that were dropped, may not be freed during a capture
+        torch.set_autocast_cache_enabled(False)  # or replays would not round weights that were rounded before
+        gc.disable()  # objects such as dropped graphs must not be freed during a capture
         try:
             with torch.cuda.device(self._device):
                 graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -67,7 +67,7 @@ class GraphCapturer:
         try:
             graph.capture_end()
         except Exception:
-            # The device's random numbers are still those of a capture, and nothing could be drawn: go on with a copy of them.
+            # The device's generator is still in the state of a capture, and could draw nothing: continue with a copy of it.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
             raise
@@ -84,7 +84,7 @@ class _Graph:
 
 
 class CUDAGraphCache:
-    """One graph of a decoding step for each number of rows and each width that comes up twice, compared with the step itself.
+    """Graphs of decoding steps, one for each pair of row count and width that occurs twice, compared with the step itself.
 
     If the comparison fails, steps run without graphs, with a warning.
     """
@@ -94,7 +94,7 @@ class CUDAGraphCache:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all graphs: the tensors that they read are gone."""
+        """Drop all graphs, once the tensors that they read are gone."""
         self._graphs: dict[tuple[int, int], _Graph | None] = {}
         self._capturer: GraphCapturer | None = None
         self._version = -1
@@ -107,11 +107,11 @@ class CUDAGraphCache:
     def __call__(
         self, step: DecodeStep, ids: torch.Tensor, columns: torch.Tensor, width: int, version: int
     ) -> torch.Tensor:
-        """The result of a step, valid until the next call.
+        """Return the result of a step, valid until the next call.
 
         Args:
-            step: ids [m, 1], their columns in the cache [m, 1] and a width to hidden states [m, 1, H]; it may run more
-                than once.
+            step: function from ids [m, 1], their columns in the cache [m, 1] and a width to hidden states [m, 1, H]. It may run
+                more than once.
             version: changes when the step uses other tensors.
         """
         if version != self._version:
@@ -135,14 +135,14 @@ class CUDAGraphCache:
         try:
             self._capturer = self._capturer or GraphCapturer(ids.device)
             replay, result = self._capturer(lambda: step(static_ids, static_columns, width))
-            result.fill_(torch.nan)  # what was computed during the capture proves nothing
+            result.fill_(torch.nan)  # so that only a replay that works gives the expected numbers
             replay()
             difference = float((result - expected).abs().max() / expected.abs().max())
             if not difference <= 1e-2:
                 raise ValueError(f"it differs from the step by {difference:.2g}")
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model does that cannot be captured
+        except Exception as error:  # a model may do anything that cannot be captured
             self._failed = True
             warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
             return expected

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainers.runtime.errors import UserError
 
-LEAST_TURN = 32  # tokens that a model must be able to write behind what it has read; its longest turn may be longer
+LEAST_TURN = 32  # tokens of a turn that must fit after its prompt, unless ``max_new_tokens`` is less
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Engine(Protocol):
 
     Attributes:
         max_length: longest conversation in tokens, ``math.inf`` for no limit.
-        processed: tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the number of
+        processed: counts of tokens that went through the model, padding included, in ``prefill`` and ``decode``, and of
             ``decode_steps``, since the caller last cleared it. Empty if the engine cannot tell, as with vLLM.
     """
 
@@ -48,12 +48,12 @@ class Engine(Protocol):
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
-        """Begin a turn of each of these conversations, of at most ``max_length`` tokens in all.
+        """Begin a turn in each of these conversations. Prompt and turn have at most ``max_length`` tokens together.
 
-        A prompt that extends what its conversation has seen costs only the new ids. ``temperature`` 0 is greedy.
+        A prompt that extends what its conversation has seen costs only the new ids. ``temperature`` 0 is greedy decoding.
         Log-probabilities are those of the distribution that was sampled from (at 0, of the untempered one).
-        ``seeds``: by conversation, of the noise of its turn, which is then the same whatever is sampled beside it; of all
-        turns that are open at the same time, or of none.
+        ``seeds``: a seed for the noise of each conversation's turn, which then does not depend on what is sampled beside it. Give
+        seeds for all turns that are open at the same time, or for none.
 
         Raises:
             ValueError: a conversation has an open turn or no room, or the engine cannot mix these ways of sampling.

@@ -29,7 +29,7 @@ class KVCache(Cache):
         self._on_gpu = on_gpu
 
     def set_positions(self, rows: torch.Tensor | slice, columns: torch.Tensor, width: int) -> None:
-        """Say where the tokens of the next pass are stored.
+        """Set where the tokens of the next pass are stored.
 
         Args:
             rows: int64 [m], or a slice of m rows where each gets a single token.
@@ -37,11 +37,11 @@ class KVCache(Cache):
             width: how many columns attention reads.
         """
         self._pass_rows, self.columns, self._pass_width = rows, columns, width
-        # Once for all layers: each of them would ask the device again.
+        # Made once for all layers: each of them would ask the device again.
         self.rows = torch.arange(len(columns), device=columns.device) if isinstance(rows, slice) else rows
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for rows and columns."""
+        """Make room for this many rows and columns."""
         if rows <= self._num_rows and width <= self.width:
             return
         if rows > self._num_rows:  # on a GPU as many as a decoding step has, padding included
@@ -69,7 +69,7 @@ class KVCache(Cache):
         return self._store(keys, key_states), self._store(values, value_states)
 
     def buffers(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that is stored of a layer, keys and values [rows, heads, width, D], for such keys and values [m, heads, w, D]."""
+        """Return the keys and values of a layer [rows, heads, width, D], made for ``states`` [m, heads, w, D] at first use."""
         if layer == len(self._buffers):
             shape = self._num_rows, states[0].shape[1], self.width
             self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in states])
@@ -91,7 +91,7 @@ class KVCache(Cache):
         self.reserve(1 + max(sources + targets), width)
         if not self._buffers:
             return
-        # On a GPU each use of a list would wait for its own upload.
+        # On a GPU each list of indices would wait for its own upload.
         from_rows, to_rows = torch.tensor([sources, targets], device=self._buffers[0][0].device)
         for layer in self._buffers:
             for buffer in layer:
@@ -103,5 +103,5 @@ class KVCache(Cache):
         return sum(buffer.nbytes for layer in self._buffers for buffer in layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: models would derive positions from it, and here positions are always given."""
+        """Return 0: models would derive positions from the length, and here positions are always given."""
         return 0

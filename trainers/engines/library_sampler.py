@@ -24,21 +24,21 @@ Turns = Mapping[int, OpenTurn]  # by conversation
 
 
 class LibrarySampler:
-    """Samples turns of a model as the library generates them.
+    """Sampler of whole turns by the library's `generate`.
 
     Args:
-        processed: `Engine.processed`.
+        processed: the counter `Engine.processed`.
 
     Attributes:
-        keeps_cache: the library's cache gives what the model computes without one; else a turn is run anew for each token.
+        keeps_cache: whether the library's cache agrees with a pass without one; otherwise each token runs the turn anew.
 
     Raises:
-        ValueError: generating does not give what the model computes.
+        ValueError: `generate` does not agree with the model's forward pass.
     """
 
     def __init__(self, policy: Policy, processed: collections.Counter[str]):
-        self._policy, self._processed = policy, collections.Counter[str]()  # of the passes below
-        # Prompts of different lengths in a batch are padded on the left, where that changes nothing.
+        self._policy, self._processed = policy, collections.Counter[str]()  # a counter of its own for the passes below
+        # Prompts of different lengths in a batch are padded on the left, if that changes nothing.
         for self._pads, self.keeps_cache in ((True, True), (False, True), (False, False)):
             if not (reason := self._find_difference()):
                 self._processed = processed
@@ -48,10 +48,10 @@ class LibrarySampler:
         )
 
     def choose(self, prompts: dict[int, list[int]], turns: Turns) -> list[int]:
-        """The conversations of the next batch: the longest prompts, if need be those of one length."""
+        """Choose the conversations of the next batch: those with the longest prompts, all of one length if it must not pad."""
         ordered = sorted(prompts, key=lambda key: len(prompts[key]), reverse=True)
         longest = len(prompts[ordered[0]])
-        room = self._policy.max_length - longest  # also a row that has ended moves on to the next position
+        room = self._policy.max_length - longest  # rows that have ended move on to the next position too
         fitting = [
             key for key in ordered if turns[key].longest <= room and (self._pads or len(prompts[key]) == longest)
         ]
@@ -84,7 +84,7 @@ class LibrarySampler:
         self._processed["decode_steps"] += sampler.steps - 1
 
     def _find_difference(self) -> str:
-        """Say why generating differs from a pass without a cache; "" if it does not."""
+        """State how `generate` differs from a pass without a cache; "" if it does not."""
         policy = self._policy
         ids = policy.encode(PROBE_TEXT)
         prompts = {0: ids, 1: ids[: 1 + len(ids) // 2]}
@@ -98,14 +98,14 @@ class LibrarySampler:
                     error = max(error, self._error(prompt, turns[key].completion))
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as problem:  # whatever a model may make of padding
+        except Exception as problem:  # a model may fail on padding in any way
             return f"{type(problem).__name__}: {problem}"
         tolerance = 1e-3 if policy.dtype == torch.float32 else 0.25
         return "" if error <= tolerance else f"log-probabilities differ by {error:.2g}"
 
     @torch.no_grad()
     def _error(self, prompt: list[int], completion: Completion) -> float:
-        """The largest difference of a greedy turn's log-probabilities to those of one pass."""
+        """Return the largest difference between a greedy turn's log-probabilities and those of one forward pass."""
         tokens, device = torch.tensor(completion.tokens, device=self._policy.device), self._policy.device
         ids = torch.tensor([prompt + completion.tokens], device=device)
         hidden = self._policy.backbone(ids, use_cache=False)[0][0, len(prompt) - 1 : -1]
@@ -114,7 +114,7 @@ class LibrarySampler:
 
 
 class _TurnSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves it as the only possible one."""
+    """Draw a token for each row, and leave it as the only possible one."""
 
     def __init__(self, turns: list[OpenTurn], params: SamplingParams):
         self.turns, self._params, self.steps = turns, params, 0
@@ -137,7 +137,7 @@ class _TurnSampler(LogitsProcessor):
 
 @contextmanager
 def _as_sampled(policy: Policy) -> Iterator[None]:
-    """Run the model's head in float32, as `Policy.logits` does, and let no defaults of the model change its distribution."""
+    """Run the model's head in float32, as `Policy.logits` does, without the generation defaults of the model."""
     model, head = policy.model, policy.model.get_output_embeddings()
     kept, forward = model.generation_config, head.forward
 

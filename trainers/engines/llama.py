@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-# The linear layers of one layer, by what they are multiplied with: those of a line have the same input.
+# The linear layers of a decoder layer; those of one line have the same input.
 PROJECTIONS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -34,9 +34,9 @@ class CastWeights:
     Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
 
     Args:
-        dtype: of the products. Plain weights that have it already are used themselves.
+        dtype: precision of the products. Plain weights that already have it are not copied.
         merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
-        stacks: whether layers with the same input are one product, where their weights are copied.
+        stacks: whether layers with the same input are stacked into one product, if their weights are copied.
     """
 
     @torch.no_grad()
@@ -46,9 +46,9 @@ class CastWeights:
             for layer in backbone.layers
         ]
         self.dtype = dtype
-        self._weights: dict[torch.nn.Module, list[torch.Tensor]] = {}  # and the biases that there are
+        self._weights: dict[torch.nn.Module, list[torch.Tensor]] = {}  # weight, and bias if there is one
         self._copied: list[torch.nn.Module] = []
-        self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first of the layers
+        self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first layer of a stack
         for modules in (modules for layer in self._modules for modules in layer.values()):
             for module in modules:
                 is_plain = type(module) is torch.nn.Linear
@@ -61,7 +61,7 @@ class CastWeights:
                 self._stack(modules)
 
     def _stack(self, modules: list[torch.nn.Module]) -> None:
-        """Put the weights of layers into one tensor, and their biases; what is known of each becomes a part of it."""
+        """Put the weights of layers into one tensor, and their biases into another; those of each layer become views."""
         known = [self._weights.get(module, []) for module in modules]
         if len({len(each) for each in known}) > 1:  # not all of them have a bias
             return
@@ -72,7 +72,7 @@ class CastWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Merge and round the weights of now."""
+        """Merge and round the current weights."""
         for module in self._copied:
             for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
                 copy.copy_(new)
@@ -83,7 +83,7 @@ class CastWeights:
         return sum(self._weights[module][0].nbytes for module in self._copied)
 
     def __call__(self, number: int, name: str, x: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs of some linear layers, which have the same input: ``PROJECTIONS[name]`` of this layer."""
+        """Return the outputs of the linear layers ``PROJECTIONS[name]`` in decoder layer ``number`` for their common input."""
         modules = self._modules[number][name]
         if modules[0] in self._stacked:
             sizes = [len(self._weights[module][0]) for module in modules]
@@ -93,10 +93,10 @@ class CastWeights:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a pass writes and reads the KV cache, for FlashAttention: each key-value head of each row is a sequence by itself.
+    """Where a pass writes and reads the KV cache, for FlashAttention: each key-value head of each row is one sequence.
 
     Attributes:
-        slots: int64 [m, w, kv heads], where the keys and values of its tokens are stored, of all slots of a layer.
+        slots: int64 [m, w, kv heads], which of all slots of a layer store the keys and values of the pass's tokens.
         queries, keys: int32 [n + 1], where the queries of each sequence begin, and its keys among the slots.
         lengths: int32 [n], how many keys its last query attends to.
     """
@@ -108,7 +108,7 @@ class Places:
 
     @classmethod
     def of_pass(cls, kv_cache: KVCache, heads: int) -> "Places":
-        """Those of the tokens that the cache is to store now."""
+        """Compute the places of the tokens that the cache stores in this pass."""
         rows, columns = kv_cache.rows, kv_cache.columns
         numbers = torch.arange(len(rows) * heads + 1, dtype=torch.int32, device=rows.device)
         first = (rows[:, None] * heads + numbers[:heads]) * kv_cache.width
@@ -121,10 +121,10 @@ class Places:
 def attend_to_places(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places, scale: float
 ) -> torch.Tensor:
-    """Causal attention by FlashAttention, which reads each row up to its own length, in the cache.
+    """Compute causal attention by FlashAttention, which reads each row of the cache up to its own length.
 
     Args:
-        q: [m, w, heads, D], queries of w tokens in a row. Heads that share a key-value head are side by side.
+        q: [m, w, heads, D], queries of w consecutive tokens per row. Heads that share a key-value head are side by side.
         keys, values: the cache, contiguous [rows, kv heads, width, D].
     """
     (tokens, heads, size), width = q.shape[1:], keys.shape[2]
@@ -145,7 +145,7 @@ def forward(
     kv_cache: KVCache,
     parts: Parts,
 ) -> torch.Tensor:
-    """The last hidden states [m, w, H] of a model of `llama_parts.MODEL_TYPES`, with or without LoRA.
+    """Compute the last hidden states [m, w, H] of a model of `llama_parts.MODEL_TYPES`, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].
@@ -158,9 +158,9 @@ def forward(
     heads = cast(int, backbone.config.num_key_value_heads)
     if attention_mask is None:
         seen: Places | torch.Tensor = Places.of_pass(kv_cache, heads)
-    else:  # query heads of one key-value head (GQA) are run as so many tokens of a single head
+    else:  # query heads that share a key-value head (GQA) are run as tokens of a single head
         mask = attention_mask.repeat(1, 1, backbone.config.num_attention_heads // heads, 1)
-        # As numbers to add: PyTorch's attention would convert it in every layer.
+        # Converted once to numbers to add: PyTorch's attention would do so in every layer.
         seen = torch.zeros_like(mask, dtype=weights.dtype).masked_fill_(~mask, -torch.inf)
     layers, dtype = list(cast("Iterable[LlamaDecoderLayer]", backbone.layers)), weights.dtype
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
@@ -182,9 +182,9 @@ def _attend(
     attention: "Qwen3Attention", number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor], seen: Places | torch.Tensor, kv_cache: KVCache, parts: Parts,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention [m, w, heads, D] of this layer. Its keys and values [m, w, kv heads, D] are stored in the cache on the way.
+    """Compute attention [m, w, heads, D] of a layer, and store its keys and values [m, w, kv heads, D] in the cache.
 
-    ``seen``: where it reads, or the mask of `forward` as numbers to add.
+    ``seen``: the places that it reads, or the mask of `forward` as numbers to add.
     """
     q_norm = k_norm = None
     if hasattr(attention, "q_norm"):

@@ -32,7 +32,7 @@ def check_engine(engine: Engine, policy: Policy) -> None:
     """Sample a turn and compare its log-probabilities with the policy's own. Leaves the random state as it was.
 
     Raises:
-        ValueError: they differ: other weights, another vocabulary, or another distribution than that sampled from.
+        ValueError: they differ, because of other weights, another vocabulary, or another distribution than that sampled from.
     """
     prompt, temperature = policy.prompt_ids("", "hello"), 2.0
     with torch.random.fork_rng():
@@ -42,7 +42,7 @@ def check_engine(engine: Engine, policy: Policy) -> None:
     with torch.no_grad():
         own, _ = policy.logprobs(batch, temperature)
     found = measure_mismatch(own, batch.old_logprobs, batch.mask)["mismatch/logprob"]
-    if not found <= TOLERANCE:  # NaN is not
+    if not found <= TOLERANCE:  # also if NaN
         raise UserError(
             f"the engine's log-probabilities at temperature {temperature} are {found:.3f} nats a token away from the "
             "policy's own: it must run the same model, and report those of the distribution that it samples from "

@@ -1,4 +1,4 @@
-"""An engine's passes through the model: by `llama` or in the library's layers, on a GPU decoding steps as CUDA graphs."""
+"""An engine's passes through the model, by `llama` or in the library's layers. On a GPU, decoding steps are CUDA graphs."""
 
 import collections
 import os
@@ -19,10 +19,10 @@ from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
-# Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
-# CPU new memory has to be cleared; larger ones are made again for each rollout.
+# Of the device's memory. Buffers up to this size stay while the policy is trained: on a GPU graphs read them, and on a CPU
+# new memory has to be cleared. Larger buffers are made again for each rollout.
 KEPT_FRACTION = 0.1
-MERGED_FRACTION = 0.2  # of a GPU's memory: merged and stacked copies of all weights that a rollout may take
+MERGED_FRACTION = 0.2  # of a GPU's memory: the most that merged and stacked copies of all weights may take
 
 Draw = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,7 +32,7 @@ class ModelRunner:
 
     Attributes:
         unfit: why the model cannot be run with that cache, "" if it can.
-        graphs: captured decoding steps, on a GPU in our own layers.
+        graphs: captured decoding steps, if a GPU runs our own layers; else None.
     """
 
     def __init__(self, policy: Policy):
@@ -47,7 +47,7 @@ class ModelRunner:
         self._parts, self._reads_places = llama_parts.Parts(), False
         self.graphs: CUDAGraphCache | None = None
         exact = policy.dtype == torch.float32
-        # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
+        # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: only known types are tried.
         self._runs_as_llama = (
             len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama_parts.MODEL_TYPES
         )
@@ -63,7 +63,7 @@ class ModelRunner:
             self.graphs = CUDAGraphCache()
 
     def _use_kernels(self) -> None:
-        """Compile what is between products, and attend with FlashAttention, where that gives what the model computes."""
+        """Compile the operations between products, and attend with FlashAttention, each if it agrees with the model."""
         tolerance = 1e-4 if self._policy.dtype == torch.float32 else 0.05
         self._parts = llama_parts.compiled_parts()
         if reason := self._find_difference(tolerance):
@@ -76,9 +76,9 @@ class ModelRunner:
 
     @torch.no_grad()
     def _find_difference(self, tolerance: float) -> str:
-        """Say why decoding with our cache differs from the library without one; "" if it does not.
+        """State how decoding with our cache differs from the library without one; "" if it does not.
 
-        So layers are found that keep another state, or tell positions by the width of the cache.
+        This finds layers that keep another state, or derive positions from the width of the cache.
         """
         if other := self._kinds - {"full_attention", "sliding_attention"}:
             return f"it has layers of the kinds {sorted(other)}"
@@ -101,14 +101,14 @@ class ModelRunner:
             return "" if difference <= tolerance else f"they differ by {difference:.2g}"
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model may make of such a cache, or the library of its layers
+        except Exception as error:  # a model may fail on such a cache in any way, or the library on its layers
             return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         finally:
             self._kv_cache, self._weights = KVCache(self._on_gpu), None
             self.processed.clear()
 
     def reset(self) -> KVCache:
-        """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
+        """Forget everything, as the weights may have changed; return the KV cache to fill, whose contents are invalid."""
         self._weights_changed = True
         if not self._keeps_buffers():
             self._kv_cache, self._weights = KVCache(self._on_gpu), None
@@ -117,7 +117,7 @@ class ModelRunner:
         return self._kv_cache
 
     def _has_room_to_merge(self) -> bool:
-        """Whether merged copies of all weights are small beside the device's memory."""
+        """Whether merged copies of all weights are small compared with the device's memory."""
         size = sum(parameter.numel() for parameter in self._policy.model.parameters()) * self._policy.dtype.itemsize
         share = MERGED_FRACTION if self._on_gpu else KEPT_FRACTION / 2
         return size <= share * _device_memory(self._policy.device)
@@ -127,13 +127,13 @@ class ModelRunner:
         return kept <= KEPT_FRACTION * _device_memory(self._policy.device)
 
     def padded_rows(self, count: int) -> int:
-        """Number of rows of the KV cache in a decoding step of ``count`` rows."""
+        """Return the number of rows of the KV cache, padding included, in a decoding step of ``count`` rows."""
         return bucket_size(count, 8) if self.graphs else count
 
     def prefill(self, new_ids: list[list[int]], rows: list[int], lengths: list[int]) -> None:
         """Append new ids to rows of the KV cache that hold ``lengths`` tokens, in one pass."""
         device, longest = self._policy.device, max(map(len, new_ids))
-        if self.graphs:  # a few sizes here as well: kernels are planned for each
+        if self.graphs:  # only a few sizes here as well: kernels are planned for each
             longest = bucket_size(longest, 16)
         ids = torch.tensor([part + [self._policy.pad_id] * (longest - len(part)) for part in new_ids], device=device)
         columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
@@ -146,16 +146,16 @@ class ModelRunner:
         self._run(ids, columns, torch.tensor(rows, device=device), width, max_length)
 
     def decode(self, ids: list[int], lengths: list[int], max_length: int, draw: Draw, steps: int = 1) -> None:
-        """Run ``steps`` more tokens of each of the first rows of the KV cache; the device is not waited for in between.
+        """Run ``steps`` more tokens of each of the first rows of the KV cache, without waiting for the device in between.
 
         Args:
-            ids: the first token of each row.
+            ids: the first of these tokens, for each row.
             lengths: how many tokens each row holds so far.
             max_length: tokens of the longest conversation with an open turn, its first new one included.
-            draw: hidden states [rows, H] of a token to the token after it, int64 [rows].
+            draw: function from the hidden states [rows, H] of a token to the token after it, int64 [rows].
         """
         count = len(ids)
-        # No open turn goes further; rows whose turns end earlier may not either, or some models would change all positions.
+        # No open turn goes further. Neither may rows whose turns end earlier, or some models would change all positions.
         width = int(min(steps + max(lengths), self._policy.max_length))
         last = width - 1
         if self.graphs:
@@ -182,11 +182,11 @@ class ModelRunner:
     def _run(
         self, ids: torch.Tensor, columns: torch.Tensor, rows: torch.Tensor | slice, width: int, max_length: int
     ) -> torch.Tensor:
-        """Hidden states [m, w, H] of ids [m, w] that go into these rows and columns of the KV cache.
+        """Compute the hidden states [m, w, H] of ids [m, w] that go into these rows and columns of the KV cache.
 
         Args:
             width: how many columns attention reads.
-            max_length: what comes after it is padding, whose position need only be one that the model has.
+            max_length: columns from here on are padding, whose positions need only be valid for the model.
         """
         self._kv_cache.set_positions(rows, columns, width)
         positions = columns.clamp(max=max_length - 1)
@@ -203,7 +203,7 @@ class ModelRunner:
         elif self._weights_changed:
             self._weights.refresh()
         self._weights_changed = False
-        attention_mask = next(iter(masks.values()), None)  # of the one kind of layer
+        attention_mask = next(iter(masks.values()), None)  # there is one kind of layer
         # PyTorch 2.11 compiles in one thread at a time: the one that trains.
         parts = self._parts if threading.current_thread() is threading.main_thread() else llama_parts.Parts()
         caching = torch.is_autocast_cache_enabled()
@@ -214,7 +214,7 @@ class ModelRunner:
             torch.set_autocast_cache_enabled(caching)
 
     def _attention_masks(self, columns: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-        """Which columns of the cache the tokens in ``columns`` [m, w] attend to, bool [m, 1, w, width] by kind of layer."""
+        """Mask the columns of the cache that tokens in ``columns`` [m, w] attend to: bool [m, 1, w, width] by kind of layer."""
         key, query = torch.arange(width, device=columns.device), columns[:, None, :, None]
         causal = key <= query
         return {
@@ -224,7 +224,7 @@ class ModelRunner:
 
 
 def _device_memory(device: torch.device) -> int:
-    """A process's share of all of a device's memory, in bytes."""
+    """Return the total memory of a GPU, or this process's share of that of a CPU, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return usable_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))

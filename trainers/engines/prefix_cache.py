@@ -1,6 +1,6 @@
 """Shared prefixes in the KV cache: which conversations have the same tokens, and in which row.
 
-Of the tokens of 64 episodes at 8 questions a fifth goes through the model (docs/speed.md).
+For 64 episodes on 8 questions, only a fifth of the tokens go through the model (docs/speed.md).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class CachedSequence:
 
 
 class PrefixCache:
-    """The sequences in a KV cache. Conversations with the same tokens share one until they differ; it is copied then."""
+    """The sequences in a KV cache. Conversations with the same tokens share one, which is copied when they differ."""
 
     def __init__(self, kv_cache: KVCache):
         self.kv_cache = kv_cache
@@ -29,9 +29,9 @@ class PrefixCache:
         self._pending_copies: list[tuple[CachedSequence, CachedSequence]] = []
 
     def match(self, prompts: dict[int, list[int]]) -> dict[CachedSequence, list[int]]:
-        """Find, or begin, the sequence of each conversation; return each with the ids of its prompt, some of them cached.
+        """Find or begin the sequence of each conversation; return each with its prompt's ids, some of them cached.
 
-        Conversations with equal prompts share one. One whose prompt does not extend what is cached starts anew.
+        Conversations with equal prompts share a sequence. One whose prompt does not extend its cached tokens begins anew.
         """
         groups: dict[tuple[CachedSequence | None, tuple[int, ...]], list[int]] = {}
         for key, prompt in prompts.items():
@@ -49,7 +49,7 @@ class PrefixCache:
         return matched
 
     def fork(self, sequence: CachedSequence, keys: list[int]) -> CachedSequence:
-        """Give these conversations a copy of their sequence, or itself if they are all of it; `copy_forks` copies the cache."""
+        """Give these conversations a copy of their sequence, unless no others share it; `copy_forks` copies the cache later."""
         if len(keys) == len(sequence.keys):
             return sequence
         sequence.keys = [key for key in sequence.keys if key not in keys]
@@ -66,13 +66,13 @@ class PrefixCache:
             self._pending_copies = []
 
     def copy_prefix(self, source: CachedSequence, targets: Sequence[CachedSequence], ids: list[int]) -> None:
-        """Let empty sequences begin with ``ids``, with which another one begins."""
+        """Copy the first tokens of a sequence, ``ids``, into empty sequences."""
         self.kv_cache.copy_rows([source.index] * len(targets), [target.index for target in targets], len(ids))
         for target in targets:
             target.ids = list(ids)
 
     def move_to_front(self, sequences: list[CachedSequence]) -> None:
-        """Exchange rows of the KV cache so that these sequences have the first ones."""
+        """Exchange rows of the KV cache so that these sequences have the first rows."""
         chosen = {sequence.index for sequence in sequences}
         inside = [i for i in range(len(sequences)) if i not in chosen]
         outside = [i for i in chosen if i >= len(sequences)]

@@ -18,10 +18,10 @@ def sample(
         rows: int64 [M], the row of the logits that each token is drawn from.
         temperature: 0 takes the most probable token.
         top_p, min_p: see `truncate`; nothing is cut off at temperature 0.
-        noise: float64 [M] in [0, 1), where in its distribution each token is drawn; by default at random.
+        noise: float64 [M] in [0, 1), the point of the cumulative distribution that draws each token; by default random.
 
     Returns:
-        Tokens, int64 [M], and their log-probabilities under the sampling distribution (at temperature 0, the untempered).
+        Tokens, int64 [M], and their log-probabilities under the sampling distribution (at temperature 0, the untempered one).
     """
     logp = (logits / (temperature or 1.0)).log_softmax(-1)
     if temperature and (top_p < 1 or min_p):
@@ -31,7 +31,7 @@ def sample(
 
 
 def truncate(logp: torch.Tensor, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
-    """Return the log-probabilities [..., V] of what is left, renormalised, −inf for the rest; min-p comes first, as in vLLM.
+    """Keep probable tokens; return log-probabilities [..., V], renormalised, −inf for the others. Min-p comes first, as in vLLM.
 
     Args:
         top_p: keep the fewest tokens that hold this share, the most probable ones (Holtzman et al. 2020).
@@ -42,7 +42,7 @@ def truncate(logp: torch.Tensor, top_p: float = 1.0, min_p: float = 0.0) -> torc
     if top_p < 1:
         ordered, order = logp.sort(dim=-1, descending=True, stable=True)
         p = ordered.exp().double()
-        before = p.cumsum(-1) - p  # what the tokens before each one hold together
+        before = p.cumsum(-1) - p  # the total probability of the tokens before each one
         cut = torch.zeros_like(logp, dtype=torch.bool).scatter(-1, order, before >= top_p)
         logp = logp.masked_fill(cut, -torch.inf).log_softmax(-1)
     return logp
@@ -59,12 +59,12 @@ def _draw(logp: torch.Tensor, rows: torch.Tensor, noise: torch.Tensor | None) ->
     chunk = _find_interval(cumulative[rows], points)
     inside = chunks[rows, chunk].cumsum(-1, dtype=torch.float64)
     rest = points - (cumulative - mass)[rows, chunk]
-    # By rounding the rest may reach the mass of the chunk, and lie beyond all its tokens, or lie before them, where the first
-    # would be taken even if it is impossible.
+    # Rounding may put the rest beyond all tokens of the chunk, or before them, where the first one would be taken even if it is
+    # impossible.
     token = _find_interval(inside, torch.minimum(rest, inside[:, -1] * (1 - 2**-32)).clamp(min=0))
     return (chunk * CHUNK + token).clamp(max=logp.shape[-1] - 1)
 
 
 def _find_interval(cumulative: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """In each row [M, K] of growing sums, the index of the first one above the point [M]."""
+    """Find, in each row [M, K] of growing sums, the index of the first sum above the point [M]."""
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0].clamp(max=cumulative.shape[-1] - 1)

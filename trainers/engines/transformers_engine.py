@@ -15,10 +15,11 @@ from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
 from trainers.engines.turns import OpenTurn, ThoughtBudget, next_noise
 from trainers.models.policy import Policy
+from trainers.models.prefix_trees import common_prefix_length
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
-MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instructions, from which on they are run once
-STEPS_AT_ONCE = 4  # on a GPU: whenever tokens are looked at it waits for 2 ms, a quarter of a 3 B model's step
+MIN_SHARED_PREFIX = 16  # tokens; a shared start of all new prompts, such as instructions, runs once from this length on
+STEPS_AT_ONCE = 4  # on a GPU: each look at tokens makes it wait for 2 ms, a quarter of a 3 B model's step
 
 Drawn = tuple[list[int], list[float]]  # tokens of one conversation, and their log-probabilities
 
@@ -26,17 +27,17 @@ Drawn = tuple[list[int], list[float]]  # tokens of one conversation, and their l
 class TransformersEngine:
     """An `Engine` with continuous batching over a KV cache of shared prefixes.
 
-    A model that keeps another state than keys and values is sampled from by `LibrarySampler`, with a warning.
+    For a model that keeps state other than keys and values, `LibrarySampler` draws the turns, with a warning.
 
     Raises:
-        ValueError: nor does the library's own `generate` give what the model computes.
+        ValueError: the library's own `generate` does not agree with the model's forward pass either.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self.runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
         self.max_length, self.processed = policy.max_length, self.runner.processed
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
-        # How many tokens are drawn before the first is looked at.
+        # How many tokens are drawn before the program looks at the first.
         self._steps_at_once = 1 if self.runner.graphs is None else STEPS_AT_ONCE
         self._library: LibrarySampler | None = None
         if reason := self.runner.unfit:
@@ -48,7 +49,7 @@ class TransformersEngine:
         self.reset()
 
     def reset(self) -> None:
-        """`Engine.reset`."""
+        """See `Engine.reset`."""
         self._cache = PrefixCache(self.runner.reset())
         self._open: dict[int, OpenTurn] = {}  # by conversation
         self._running: list[CachedSequence] = []  # those with open turns
@@ -59,9 +60,9 @@ class TransformersEngine:
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
-        """`Engine.submit`. Turns that are open at the same time are sampled in one way."""
+        """See `Engine.submit`. Turns that are open at the same time must agree in all parameters except ``max_new_tokens``."""
         if self._open and replace(params, max_new_tokens=self._params.max_new_tokens) != self._params:
-            raise ValueError(f"turns with {self._params} are open, and these have {params}")
+            raise ValueError(f"turns are open with {self._params}, got {params}: wait for them first")
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, self._open)
         self._params = params
         for key, length in lengths.items():
@@ -80,31 +81,31 @@ class TransformersEngine:
         self._running += matched
 
     def wait(self) -> dict[int, Completion]:
-        """`Engine.wait`."""
+        """See `Engine.wait`."""
         done: dict[int, Completion] = {}
-        enough = len(self._open) // 8  # a few at a time, or prefills would be small
-        # Around all of it: under autocast weights are rounded once, and not for each token.
+        enough = len(self._open) // 8  # return several at a time, or prefills would be small
+        # Autocast is around the whole loop, so that weights are rounded once, not for each token.
         with torch.no_grad(), self.policy.autocast():
             while self._open and len(done) <= enough:
                 done |= self._decode() if self._library is None else self._sample_by(self._library)
         return done
 
     def _sample_by(self, library: LibrarySampler) -> dict[int, Completion]:
-        """Whole turns of some of the waiting conversations."""
+        """Sample whole turns of some of the waiting conversations."""
         prompts = {key: self._waiting.pop(key) for key in library.choose(self._waiting, self._open)}
         turns = {key: self._open.pop(key) for key in prompts}
         library.sample_turns(prompts, turns, self._params)
         return {key: turn.completion for key, turn in turns.items()}
 
     def _prefill(self, wanted: dict[CachedSequence, list[int]]) -> None:
-        """Let the KV cache hold all of these ids."""
+        """Fill the KV cache with all of these ids."""
         fresh = {sequence: ids for sequence, ids in wanted.items() if not sequence.ids}
         shared = _common_prefix(list(fresh.values())) if len(fresh) > 1 else []
         if len(shared) >= MIN_SHARED_PREFIX:
             first, *others = fresh
             self._append({first: shared})
             self._cache.copy_prefix(first, others, shared)
-        # The longest first, so that those of a pass need little padding.
+        # The longest come first, so that the sequences of a pass need little padding.
         waiting = sorted(
             (sequence for sequence in wanted if len(wanted[sequence]) > len(sequence.ids)),
             key=lambda sequence: len(sequence.ids) - len(wanted[sequence]),
@@ -122,19 +123,19 @@ class TransformersEngine:
             sequence.ids += ids
 
     def _decode(self) -> dict[int, Completion]:
-        """The next tokens of each open turn; returns the turns that they complete."""
+        """Draw the next tokens of each open turn; return the turns that they complete."""
         running, cache, policy, params = self._running, self._cache, self.policy, self._params
         num_rows = 1 + max(sequence.index for sequence in running)
         if num_rows > 2 * len(running):
             cache.move_to_front(running)
             num_rows = len(running)
-        # Rows in between without an open turn are run too; what that writes behind their end is overwritten later.
+        # Rows in between without an open turn run too; what that writes after their end is overwritten later.
         cached = cache.sequences[: self.runner.padded_rows(num_rows)]
         keys = [key for sequence in running for key in sequence.keys]
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
         places = torch.tensor([sequence.index for sequence in running], device=policy.device)
         rows = torch.tensor(row_of_key, device=policy.device)
-        # A row goes on with what is drawn for the first of its conversations.
+        # A row continues with the token drawn for the first of its conversations.
         leaders = {sequence: sequence.keys[0] for sequence in running}
         first = torch.tensor([0, *accumulate(len(sequence.keys) for sequence in running[:-1])], device=policy.device)
         turns = [self._open[key] for key in keys]
@@ -159,8 +160,8 @@ class TransformersEngine:
         return self._read_drawn(leaders, drawn_for)
 
     def _next_noise(self, turns: list[OpenTurn], steps: int) -> torch.Tensor | None:
-        """`next_noise`; on a GPU from a generator of this rollout, which the process's seeds: an update that compiles in another
-        thread sets that one back."""
+        """Return `next_noise`. For unseeded turns on a GPU, draw from a generator of this rollout. That of the process seeds
+        it, but is reset by an update that compiles in another thread."""
         noise = next_noise(turns, steps, self.policy.device)
         if noise is not None or self.runner.graphs is None or not self._params.temperature:
             return noise
@@ -171,13 +172,13 @@ class TransformersEngine:
         return torch.rand(size, dtype=torch.float64, device=self.policy.device, generator=self._generator)
 
     def _read_drawn(self, leaders: dict[CachedSequence, int], drawn: dict[int, Drawn]) -> dict[int, Completion]:
-        """Append what was drawn for each conversation; returns the turns that this completes."""
+        """Append the tokens drawn for each conversation; return the turns that they complete."""
         done: dict[int, Completion] = {}
         self._running = []
         for sequence, leader in leaders.items():
             turn, (tokens, logprobs) = self._open[leader], drawn[leader]
             if len(sequence.keys) == 1 and turn.goes_on(len(tokens)) and self._is_complete.may_end.isdisjoint(tokens):
-                # One by one the tokens of 256 rows take 1.1 ms a step.
+                # Appended one by one, the tokens of 256 rows would take 1.1 ms a step.
                 turn.completion.tokens += tokens
                 turn.completion.logprobs += logprobs
                 assert sequence.next_id is not None  # its turn is open
@@ -190,10 +191,10 @@ class TransformersEngine:
         return done
 
     def _read_row(self, sequence: CachedSequence, leader: int, drawn: dict[int, Drawn]) -> dict[int, Completion]:
-        """Append what was drawn for the conversations of one row, token by token; returns the turns that this completes.
+        """Append the tokens drawn for the conversations of one row, one by one; return the turns that they complete.
 
-        The row went on with the tokens of ``leader``. Conversations that drew another one part, and what was drawn for them
-        after it is dropped, as is what was drawn after the end of a turn.
+        The row continued with the tokens of ``leader``. A conversation that drew another token gets its own row. Tokens drawn
+        for it after that one are dropped, as are tokens after the end of a turn.
         """
         done: dict[int, Completion] = {}
         row = drawn[leader][0]
@@ -213,7 +214,7 @@ class TransformersEngine:
             if complete and continuing:
                 self._cache.fork(sequence, list(complete))
             followed = token if number + 1 < len(row) else None
-            for appended in sorted(continuing, key=lambda appended: appended == followed):  # that one keeps the row
+            for appended in sorted(continuing, key=lambda appended: appended == followed):  # the last keeps the row
                 fork = self._cache.fork(sequence, continuing[appended])
                 fork.next_id = appended
                 if appended != followed:
@@ -225,4 +226,4 @@ class TransformersEngine:
 
 def _common_prefix(sequences: list[list[int]]) -> list[int]:
     first, last = min(sequences), max(sequences)
-    return first[: next((i for i, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))]
+    return first[: common_prefix_length(first, last)]

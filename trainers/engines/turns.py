@@ -1,4 +1,4 @@
-"""A turn while it is sampled: its end, and where a thought that has used up its budget is closed."""
+"""A turn while it is sampled: when it ends, and where a thought that has used up its budget is closed."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,21 +12,21 @@ from agent_envs.control_tokens import THINK
 from trainers.engines.engine import Completion
 from trainers.models.policy import Policy
 
-_THOUGHT, _SAID = "They-want-to-know", "It-is-so"  # of a known turn, as the chat template writes it
+_THOUGHT, _SAID = "They-want-to-know", "It-is-so"  # in a known turn that the chat template writes
 _CALL = {"id": "known0000", "type": "function", "function": {"name": "look_up", "arguments": {"words": "it"}}}
 _TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {
     "type": "object", "properties": {"words": {"type": "string"}}}}}  # fmt: skip
 
 
 class ThoughtBudget:
-    """The budget of a turn's thoughts in tokens, and the tokens that close a longer one.
+    """The budget of a turn's thoughts in tokens, and the tokens that close a longer thought.
 
     A thought begins and ends as the chat template writes it (in a channel of gpt-oss), else with ``<think>`` and ``</think>``.
 
     Attributes:
         tokens: the budget, over all thoughts of a turn.
-        closing: the ids that close a thought: what the template writes after one whatever follows it.
-        begins_inside: the prompt opens a thought.
+        closing: the ids that close a thought: what the template writes after a thought, whatever follows it.
+        begins_inside: whether the prompt opens a thought.
     """
 
     def __init__(self, policy: Policy, tokens: int):
@@ -36,7 +36,7 @@ class ThoughtBudget:
         end = policy.encode(closing.strip(), "\n")
         self._tokenizer, self._opening = policy.tokenizer, opening.strip()
         self._end = str(policy.tokenizer.decode(end[:1])) if end[0] in policy.control else closing.strip()
-        self._tail = 4 + max(len(mark.encode()) for mark in (self._opening, self._end))  # tokens of a byte at least
+        self._tail = 4 + max(len(mark.encode()) for mark in (self._opening, self._end))  # tokens of one byte or more
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
         last = self._opening[-1], self._end[-1]
         self._may_matter = {i for i, text in enumerate(texts) if "\ufffd" in text or any(c in text for c in last)}
@@ -70,11 +70,11 @@ class OpenTurn:
         self._inside = self.budget is not None and self.budget.begins_inside
 
     def seed_noise(self, seed: int) -> None:
-        """Let the turn have noise of its own."""
+        """Give the turn its own noise."""
         self.noise = np.random.default_rng(seed).random(self.longest).tolist()
 
     def append(self, token: int, logprob: float) -> int:
-        """Append a drawn token, or the one that closes a thought in its place; returns the token that was appended."""
+        """Append a drawn token, or instead of it one that closes a thought; return the appended token."""
         tokens, logprobs = self.completion.tokens, self.completion.logprobs
         if self._forced:
             token = self._forced.pop(0)
@@ -91,7 +91,7 @@ class OpenTurn:
         return token
 
     def goes_on(self, count: int) -> bool:
-        """Whether this many more tokens go into the turn as they are drawn, if none of them can end it."""
+        """Whether the next ``count`` tokens go into the turn as they are drawn, provided that none of them can end it."""
         return self.budget is None and len(self.completion.tokens) + count < self.longest
 
     def _count_thought(self, budget: ThoughtBudget) -> None:
@@ -103,7 +103,7 @@ class OpenTurn:
 
 
 def _find_marks(policy: Policy) -> tuple[str, str]:
-    """What opens and what closes a thought, as the chat template writes them around a known one."""
+    """Find the texts that open and close a thought, as the chat template writes them around a known thought."""
     if policy.opened_thought:
         return "<think>", policy.continue_prompt("")
     if policy.dialect is not None and policy.dialect.shows_thought:
@@ -122,7 +122,7 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
             written += [(opening, rest)] * bool(found)
         columns = takewhile(lambda column: len({*column}) == 1, zip(*(rest for _, rest in written), strict=False))
         closing = "".join(column[0] for column in columns)
-        if not policy.dialect.family.channels:  # a template that has thoughts beside calls only goes on with the call
+        if not policy.dialect.family.channels:  # templates with thoughts only beside calls continue with the call
             end = re.escape(policy.thought_marks[1])
             closing = "".join(re.findall(rf"\A\s*{end}\s*", closing))
         if len(written) > 1 and closing.strip():
@@ -131,8 +131,8 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
 
 
 def next_noise(turns: Sequence[OpenTurn], steps: int, device: torch.device) -> torch.Tensor | None:
-    """`trainers.engines.sampling.sample`'s, float64 [steps, M], for the next tokens of each turn; None if they have none of
-    their own. A turn that has ended is drawn for all the same."""
+    """Return the ``noise`` of `trainers.engines.sampling.sample`, float64 [steps, M], for the next tokens of each turn; None if
+    turns have none of their own. Ended turns get noise too."""
     if not all(turn.noise for turn in turns):
         return None
     lengths = [len(turn.completion.tokens) for turn in turns]

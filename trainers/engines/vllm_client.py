@@ -1,9 +1,9 @@
-"""vLLM as the engine of rollouts, over HTTP: a `vllm serve` on other devices, or of several.
+"""vLLM as the engine of rollouts, over HTTP: a `vllm serve` on one or several other devices.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --dtype bfloat16
 
-MODEL is what training starts from. The development mode is what lets weights be exchanged; such a server belongs on no
-open network. New weights go through a folder for temporary files (``TMPDIR``), which the server must see as well.
+MODEL is the model that training starts from. The development mode lets weights be exchanged: keep such a server off open
+networks. New weights go through a folder for temporary files (``TMPDIR``), which the server must see as well.
 """
 
 import collections
@@ -29,7 +29,7 @@ TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
 
 
 class VLLMClient:
-    """An `Engine` on the server at ``url``, which gets the policy's weights. Each turn has a seed by conversation and number.
+    """An `Engine` on the server at ``url``, which gets the policy's weights. Seeds depend on the conversation and the turn.
 
     Raises:
         ValueError: no such server answers at ``url``, or it does not give the policy's probabilities.
@@ -54,21 +54,21 @@ class VLLMClient:
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
-        """`Engine.submit`."""
+        """See `Engine.submit`."""
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, self._open.values())
         for key, prompt in prompts.items():
-            # By conversation and turn: the order in which turns are complete depends on timing.
+            # A seed by conversation and turn, as the order in which turns are complete depends on timing.
             self._turns[key] = self._turns.get(key, -1) + 1
             seed = (seeds or {}).get(key, hash((self._seed, key, self._turns[key]))) % 2**31
             self._open[self._pool.submit(self._sample_turn, prompt, lengths[key], params, seed)] = key
 
     def wait(self) -> dict[int, Completion]:
-        """`Engine.wait`."""
+        """See `Engine.wait`."""
         done, _ = wait(self._open, return_when=FIRST_COMPLETED)
         return {self._open.pop(turn): turn.result() for turn in done}
 
     def reset(self) -> None:
-        """`Engine.reset`; sends the weights if they have changed."""
+        """See `Engine.reset`. Sends the weights if they have changed."""
         wait(self._open)
         self._open.clear()
         self._turns: dict[int, int] = {}
@@ -81,7 +81,7 @@ class VLLMClient:
         turn = OpenTurn(longest=longest, is_complete=self._is_complete)
         while not turn.ended:
             tokens = turn.completion.tokens
-            # That the server looks for stop strings too saves work; what ends a turn is decided here, by its tokens.
+            # The server looks for stop strings only to save work; what ends a turn is decided here, by its tokens.
             body = {
                 "temperature": params.temperature, "top_p": params.top_p, "min_p": params.min_p,
                 "model": self._model, "prompt": prompt + tokens, "max_tokens": longest - len(tokens),

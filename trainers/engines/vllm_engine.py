@@ -63,10 +63,10 @@ class VLLMEngine:
         arguments = self._vllm.EngineArgs(
             model=self._folder.name, skip_tokenizer_init=True, load_format="dummy", generation_config="vllm",
             dtype=str(policy.dtype).removeprefix("torch."), logprobs_mode="processed_logprobs",
-            max_model_len=-1,  # as long as fits in
-            kv_cache_memory_bytes=int(kv_gib * 2**30), gpu_memory_utilization=0.01,  # the first one counts
+            max_model_len=-1,  # as long as fits
+            kv_cache_memory_bytes=int(kv_gib * 2**30), gpu_memory_utilization=0.01,  # the first one takes precedence
             block_size=BLOCK_SIZE if policy.device.type == "cpu" else None, enable_prefix_caching=True,
-            async_scheduling=False,  # no token is under way when weights change
+            async_scheduling=False,  # no token is being sampled when weights change
             seed=torch.initial_seed() % 2**31, disable_log_stats=True,
         )  # fmt: skip
         return self._vllm.LLMEngine.from_engine_args(arguments)
@@ -74,7 +74,7 @@ class VLLMEngine:
     def submit(
         self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
     ) -> None:
-        """`Engine.submit`."""
+        """See `Engine.submit`."""
         open_keys = {key for key, _ in self._open.values()}
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length, open_keys)
         for key, prompt in prompts.items():
@@ -88,16 +88,16 @@ class VLLMEngine:
             self._open[request] = key, OpenTurn(longest=lengths[key], is_complete=self._is_complete)
 
     def wait(self) -> dict[int, Completion]:
-        """`Engine.wait`."""
+        """See `Engine.wait`."""
         done: dict[int, Completion] = {}
-        enough = len(self._open) // 8  # a few at a time, or prefills would be small
+        enough = len(self._open) // 8  # return several at a time, or prefills would be small
         while self._open and len(done) <= enough:
             for output in self._engine.step():
                 done |= self._append_output(output)
         return done
 
     def _append_output(self, output: Any) -> dict[int, Completion]:
-        """Append the new tokens of an open turn; returns it if they complete it."""
+        """Append the new tokens of an open turn; return the turn if they complete it."""
         key, turn = self._open[output.request_id]
         (new,) = output.outputs
         if new.finish_reason not in (None, "stop", "length"):
@@ -113,7 +113,7 @@ class VLLMEngine:
         return {key: turn.completion}
 
     def reset(self) -> None:
-        """`Engine.reset`; loads the weights if they have changed."""
+        """See `Engine.reset`. Loads the weights if they have changed."""
         self._engine.abort_request(list(self._open))
         self._open.clear()
         self._sync_weights()
@@ -125,7 +125,7 @@ class VLLMEngine:
 
 
 class WeightSync:
-    """Calls ``load`` with the model's weights if they have changed since the last call: evaluations are several rollouts."""
+    """Pass the model's weights to ``load`` if they changed since the last call: the rollouts of an evaluation share them."""
 
     def __init__(self, model: PreTrainedModel, load: Callable[[Iterator[tuple[str, torch.Tensor]]], None]):
         self._model, self._load = model, load
@@ -143,10 +143,10 @@ class WeightSync:
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's weights by their names in a checkpoint, LoRA adapters merged, and a tied head by its own name too.
+    """Yield a model's weights by their names in a checkpoint, with LoRA adapters merged, and a tied head by its own name too.
 
     Raises:
-        ValueError: an adapter that is more than plain LoRA.
+        ValueError: an adapter is more than plain LoRA.
     """
     if more := next(filter(None, map(_NOT_LORA.search, model.state_dict())), None):
         raise UserError(
@@ -175,7 +175,7 @@ def _hide_module(name: str) -> Iterator[None]:
 
 
 def _import_vllm() -> Any:
-    # One process: the weights are at hand, and the trainer's seed is that of the sampling.
+    # In one process, the weights are at hand and the trainer's seed is that of the sampling.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:

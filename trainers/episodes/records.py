@@ -1,7 +1,7 @@
 """Records of episodes: ``episodes.jsonl`` and, beside it, ``episode_tokens.jsonl`` (docs/episodes.md).
 
-`record_trajectory` (of a rollout) or `record_turns` (of an agent without tokens) makes a line, an `EpisodeWriter` writes it
-and `read_episodes` reads it. Nothing here imports torch.
+`record_trajectory` (for a rollout) or `record_turns` (for an agent without tokens) makes a record, an `EpisodeWriter` writes it
+as a line and `read_episodes` reads it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retrieval_index import durable
 from trainers.runtime.progress import to_json_types
 
 EPISODES_FILE, TOKENS_FILE = "episodes.jsonl", "episode_tokens.jsonl"
-_KEY = re.compile(rb'\{"key":"([^"/]*)/(\d+)/')  # the beginning of a line: what, and after how many updates
+_KEY = re.compile(rb'\{"key":"([^"/]*)/(\d+)/')  # the beginning of a line: its kind, and the number of updates
 Pieces = Callable[[Sequence[int]], list[str]]
 
 
@@ -31,30 +31,30 @@ class Origin:
     """The common fields of an agent's episodes."""
 
     phase: str  # "evaluation" or "training"
-    agent: str  # the name of its row in the table
-    name: str  # the agent in keys, without "/"
+    agent: str  # the agent's name in the table
+    name: str  # the agent's name in keys, without "/"
     env: str
     split: str
     source: str
     score: str  # the name of the primary metric
-    step: int = 0  # updates done by then; in training the number of the update that learns from the episode, from 1
-    in_table: bool = False  # whether it is an episode of the closing table
+    step: int = 0  # updates before the episode; in training, the number of the update that learns from it, from 1
+    in_table: bool = False  # whether the episodes belong to the closing table
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes the records of an agent's episodes as they end, as lines of JSON: each a record and its tokens, or None."""
+    """Collects the records of an agent's episodes as JSON lines: pairs of a record and its tokens, or None."""
 
     origin: Origin
-    pieces: Pieces | None = None  # makes the texts of token ids; None keeps no tokens
+    pieces: Pieces | None = None  # makes the texts of token ids; with None, no tokens are kept
     lines: list[tuple[str, str | None]] = field(default_factory=list)
 
     def add(self, record: dict, tokens: dict | None = None) -> None:
-        """Take a record, and its tokens."""
+        """Add a record, and its tokens."""
         self.lines.append((to_line(record), None if tokens is None else to_line(tokens)))
 
     def add_trajectory(self, trajectory: Any, group: int | None = None) -> None:
-        """Take an episode of a rollout. ``group``: by default the number of its question."""
+        """Add an episode of a rollout. ``group``: by default the number of its question."""
         record = record_trajectory(trajectory, self.origin, group)
         self.add(record, record_tokens(trajectory, record["key"], self.pieces) if self.pieces else None)
 
@@ -62,9 +62,9 @@ class Recorder:
 class EpisodeWriter(contextlib.AbstractContextManager):
     """Append episodes to the files of a folder.
 
-    If the disk fails, it warns once and continues without them. ``resume_from``: the updates of a resumed run. Lines of later
-    ones, of the closing table and incomplete ones are dropped, with ``baselines_again`` those of the baselines as well. By
-    default the files begin anew; `math.inf` drops only incomplete lines.
+    If the disk fails, the writer warns once and stops writing. ``resume_from``: the number of updates of a resumed run.
+    Incomplete lines, lines of later updates and those of the closing table are then dropped, with ``baselines_again`` also the
+    baselines' lines. By default the files begin anew; `math.inf` drops only incomplete lines.
     """
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
@@ -77,9 +77,9 @@ class EpisodeWriter(contextlib.AbstractContextManager):
                 self._files.append(path.open("wb" if resume_from is None else "ab"))
 
     def write(self, records: Iterable[dict | str], tokens: Iterable[dict | str] = ()) -> None:
-        """Append records, and what `record_tokens` makes; each a dict, or its line already."""
+        """Append records, and their tokens (`record_tokens`); each is a dict, or its line."""
         with self._disk():
-            for file, block in zip(self._files, (records, tokens), strict=False):  # no files once the disk has failed
+            for file, block in zip(self._files, (records, tokens), strict=False):  # no files after the disk has failed
                 lines = [each if isinstance(each, str) else to_line(each) for each in block]
                 if lines and not file.tell():
                     lines[0] = _with_types(lines[0])
@@ -87,12 +87,12 @@ class EpisodeWriter(contextlib.AbstractContextManager):
                 file.flush()
 
     def write_recorded(self, recorder: Recorder) -> None:
-        """Append what a recorder took."""
+        """Append the records of a recorder."""
         tokens = [tokens for _, tokens in recorder.lines if tokens is not None]
         self.write([record for record, _ in recorder.lines], tokens)
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk."""
+        """Wait until all lines are on the disk."""
         with self._disk():
             for file in self._files:
                 durable.sync(Path(file.name))
@@ -101,7 +101,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
         """Close the files."""
         files, self._files = self._files, []
         for file in files:
-            with contextlib.suppress(OSError):  # what was written is flushed
+            with contextlib.suppress(OSError):  # all lines are already flushed
                 file.close()
 
     def __exit__(self, *error) -> None:
@@ -134,7 +134,7 @@ def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]
 def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None) -> dict:
     """Make the record of a `trainers.trajectory.Trajectory`; ``group`` is by default the number of the question."""
     t, rows = trajectory, trajectory.rows
-    by_turn: dict[int, list[float]] = {}  # advantages of its own tokens
+    by_turn: dict[int, list[float]] = {}  # advantages of the turn's sampled tokens
     for row, advantages in zip(rows if t.advantages else (), t.advantages, strict=True):
         for turn, own, advantage in zip(row.turns, row.mask, advantages.tolist(), strict=True):
             if own:
@@ -150,7 +150,7 @@ def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None)
 
 
 def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: int) -> dict:
-    """The record of an agent without tokens, from its turns as `agent_envs.utils.scripts.roll_out_many` gives them."""
+    """Make the record of an agent without tokens, from its turns as `agent_envs.utils.scripts.roll_out_many` returns them."""
     first, last, placed = turns[0], turns[-1], []
     messages = [{"role": "system", "content": first["instructions"]}]
     for turn in turns:
@@ -210,7 +210,7 @@ def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
 
 
 def make_pieces(tokenizer: Any) -> Pieces:
-    """A function that gives the text of each token as it reads after the one before: so a tokenizer of words has its spaces."""
+    """Return a function that gives each token's text as it reads after the previous token, including a word's leading space."""
 
     @lru_cache(2**16)
     def piece(before: int | None, id: int) -> str:
@@ -224,7 +224,7 @@ def make_pieces(tokenizer: Any) -> Pieces:
 
 
 def to_line(value: dict) -> str:
-    """An object as a line of JSON, without its end; numbers of numpy as Python's, those that are not finite as null."""
+    """Convert an object to a JSON line without a newline; numpy numbers become Python's, NaN and infinities become null."""
     options: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
     try:
         return json.dumps(value, default=lambda other: other.tolist(), **options)
@@ -251,7 +251,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _with_types(line: str) -> str:
-    """The first line of a file, with 0 for the numbers that it lacks: readers such as `datasets` take the types from there."""
+    """Set missing numbers of a file's first line to 0: readers such as `datasets` infer the types from this line."""
     record = json.loads(line)
     for sequence in record.get("sequences", ()):
         sequence["advantages"] = sequence["advantages"] or [0.0] * len(sequence["ids"])
@@ -263,7 +263,7 @@ def _with_types(line: str) -> str:
 
 
 def _keep_until(path: Path, step: float, baselines_again: bool) -> None:
-    """Drop the lines that a run resumed after ``step`` updates writes again, and those that are not whole."""
+    """Drop incomplete lines, and those that a run resumed after ``step`` updates will write again."""
     staging = path.with_name(f".{path.name}.staging")
     with path.open("rb") as lines, staging.open("wb") as kept:
         whole = (line for line in lines if line.endswith(b"}\n") and _is_kept(line, step, baselines_again))

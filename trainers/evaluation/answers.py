@@ -1,4 +1,4 @@
-"""Answers of an API, kept as they come: they cost money and time, and the same command again asks for the rest only."""
+"""Save the answers of an API as they come: they cost money and time. A repeated command requests only the missing ones."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from trainers.episodes.records import read_episodes, to_line
 from trainers.runtime.errors import UserError
 
 ANSWERS_FILE = "api_answers.jsonl"
-_CHANGED = {"data": "their file was changed", "program": "the file of the program was changed"}  # by a digest
+_CHANGED = {"data": "their file was changed", "program": "the file of the program was changed"}  # held as digests
 
 
 class Answers:
-    """The episodes of an API in a folder of results: ``records``, the latest of each by agent, instance and attempt. The first
-    line of their file holds the settings that they were made under; others are a UserError."""
+    """The episodes of an API in a folder of results: ``records`` holds the latest by agent, instance and number of the rollout.
+    The first line of the file holds the settings of the episodes; other ``settings`` raise a UserError."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         path, self.records = folder / ANSWERS_FILE, dict[tuple[str, int, int], dict]()
@@ -32,11 +32,11 @@ class Answers:
                 )
         self.records = self.records if answered else {}
         lines = [to_line({"settings": dict(settings)}), *map(to_line, self.records.values())]
-        durable.write_text(path, "".join(f"{line}\n" for line in lines))  # without a line that a kill cut short
+        durable.write_text(path, "".join(f"{line}\n" for line in lines))  # without a line that a kill truncated
         self._file = path.open("a", encoding="utf-8", errors="replace")
 
     def add(self, record: dict) -> None:
-        """Keep a record."""
+        """Add a record and write it to the file."""
         self.records[_identify(record)] = record
         self._file.write(f"{to_line(record)}\n")
         self._file.flush()
@@ -54,5 +54,5 @@ def _read_settings(path: Path) -> dict[str, Any]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         try:
             return dict(json.loads(next(lines, ""))["settings"])
-        except (ValueError, LookupError, TypeError):  # a kill cut it short
+        except (ValueError, LookupError, TypeError):  # the line is truncated, as after a kill
             return {}

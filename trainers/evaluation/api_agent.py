@@ -1,7 +1,7 @@
-"""A model of an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
+"""A model of an OpenAI-compatible endpoint as an agent: it acts in many episodes at once, and each leaves a record.
 
-The model calls the environment's tools as functions, or writes its turns as text in one of our formats. Requests that
-fail in passing are repeated; an episode that cannot be finished has failed.
+The model calls the environment's tools as functions, or writes its turns as text in one of our formats. Requests with
+temporary failures are repeated; an episode that cannot be finished has failed.
 """
 
 import contextlib
@@ -25,41 +25,43 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
 NATIVE = "native"
-RETRIES = 6  # of a request, by the openai client: half a second is doubled up to eight, 24 s in all
-TRIES = 3  # of an answer that holds no turn
-MOST_REFUSED = 3  # episodes in a row that could not be finished, while no request at all was answered
+RETRIES = 6  # of a request, by the openai client, after pauses of 0.5 s, doubled up to 8 s: 24 s in all
+TRIES = 3  # requests for a turn, if the answers hold none
+MOST_REFUSED = 3  # turns in a row without an answer, after which the endpoint is given up
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
 
 E = TypeVar("E")
-Job = tuple[int, int]  # the number of an instance, and which attempt at it
+Job = tuple[int, int]  # the number of an instance, and of a rollout of it
 
 
 class EpisodeFailed(Exception):
-    """An episode cannot continue; for the reason in the message."""
+    """An episode cannot continue; the message states the reason."""
 
 
 class EndpointStopped(TrainingStopped):
-    """The endpoint is not there, or refuses everything."""
+    """The endpoint cannot be reached, or refuses all requests."""
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
-    """An episode in which a model of an API can act, by "native" function calls or in a ``format`` of text. Raises a
-    ValueError if the task, or the format, is not for chat APIs."""
+    """Make an episode in which a model of an API can act, by "native" function calls or in a text ``format``. Raises a
+    ValueError if the task or the format does not support chat APIs."""
     episode = Episode(id, **env_kwargs | ({"format": format} if format else {}))
     if episode.native and episode.env.context is not None:
-        raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
+        raise UserError(
+            "function calls cannot use a rewritten context: leave context at 'append', or choose a --format of text"
+        )
     return episode
 
 
 def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:
-    """Function calls where nothing else is wanted and the task allows them; "" is the environment's own format."""
+    """Choose function calls if no format is given and the task allows them; "" is the environment's own format."""
     format = format or (NATIVE if env_kwargs.get("format") == NATIVE else "")
     if format or "format" in env_kwargs or env_kwargs.get("context", "append") != "append":
         return format
     try:
         make_episode(id, NATIVE, **env_kwargs).close()
     except ValueError:
-        make_episode(id, "", **env_kwargs).close()  # raises what is wrong apart from that
+        make_episode(id, "", **env_kwargs).close()  # raises if something else is wrong
         return ""
     return NATIVE
 
@@ -69,14 +71,14 @@ class ApiAgent:
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
-        key_variable: the environment variable that holds the key; without one none is sent.
-        temperature, max_new_tokens: None leaves them to the server.
-        timeout: seconds that an answer may take.
-        known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
+        key_variable: the environment variable that holds the API key; if it is not set, the key "none" is sent.
+        temperature, max_new_tokens: None for the server's defaults.
+        timeout: seconds to wait for an answer.
+        known_to_fail: number of episodes that failed in an earlier run; if they fail again, the endpoint is not given up.
 
     Attributes:
-        problems: why episodes could not be finished, and how many of them; causes that differ only in numbers are one.
-        tell: is told in a few words that the server is asked again.
+        problems: counts of the reasons why episodes could not be finished; reasons that differ only in numbers are one.
+        tell: called with a short text when a request is repeated.
     """
 
     def __init__(
@@ -87,22 +89,22 @@ class ApiAgent:
         self.temperature, self.max_new_tokens, self.timeout = temperature, max_new_tokens, timeout
         self.problems: Counter[str] = Counter()
         self.tell: Callable[[str], object] = lambda text: None
-        self._answered_as: set[str] = set()  # the names of models in the answers
-        self._native = False  # whether it calls functions
+        self._answered_as: set[str] = set()  # names of models in the answers
+        self._native = False  # whether the model calls functions
         self._key_variable = key_variable
-        self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
-        self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
-        self._refused = -known_to_fail  # episodes in a row, without a request that was answered
+        self._key = os.environ.get(key_variable, "").strip()  # with a newline in a header, the error would show the key
+        self._quirks: set[str] = set()  # those of `_QUIRKS` that the API has shown
+        self._refused = -known_to_fail  # turns in a row without an answer
         self._lock, self._thread = Lock(), local()
 
     def run(
         self, run_episode: Callable[[E, int, int], dict], episodes: Sequence[E], jobs: Iterable[Job],
         keep: Callable[[dict], None],
     ) -> None:  # fmt: skip
-        """Run the jobs, one per episode of ``episodes`` at once.
+        """Run the jobs, with each of ``episodes`` in a thread of its own.
 
-        Each `run_episode` gets one of these, the number of an instance and the number of its rollout, and returns a record,
-        which ``keep`` gets at once. Raises EndpointStopped if the endpoint is gone, or refuses everybody.
+        ``run_episode`` gets one of ``episodes``, the number of an instance and the number of its rollout. It returns a record,
+        which ``keep`` gets immediately. Raises EndpointStopped if the endpoint cannot be reached, or refuses all requests.
         """
         import openai
 
@@ -118,7 +120,7 @@ class ApiAgent:
 
         base = self.url.rstrip("/").removesuffix("/chat/completions")
         seconds = openai.Timeout(self.timeout, connect=CONNECT_SECONDS)
-        http: Any = openai.DefaultHttpxClient  # of httpx, or of its successor
+        http: Any = openai.DefaultHttpxClient  # made with httpx, or with its successor
         hooks = {"request": [self._tell_of_silence], "response": [self._tell_of_retry]}
         with openai.OpenAI(
             base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
@@ -126,7 +128,7 @@ class ApiAgent:
         ) as self._client:  # fmt: skip
             self._check_alive("does not answer")
             for episode in episodes:
-                Thread(target=work, args=(episode,), daemon=True).start()  # one that hangs holds up no exit
+                Thread(target=work, args=(episode,), daemon=True).start()  # daemon: a hung thread blocks no exit
             while running:
                 result = results.get()
                 if isinstance(result, BaseException):
@@ -137,7 +139,7 @@ class ApiAgent:
                     keep(result)
 
     def run_episode(self, episode: Episode, number: int, sample: int) -> dict:
-        """Let the model act in an episode; returns its record."""
+        """Let the model act in an episode; return its record."""
         begun = time.monotonic()
         options = {"question": number} if episode.env.questions is not None else None
         system, user = episode.start(number, attempt=sample, options=options)
@@ -156,13 +158,13 @@ class ApiAgent:
         return record.finish(self.origin, number, sample, time.monotonic() - begun)
 
     def count_problem(self, problem: str) -> None:
-        """Note why an episode could not be finished."""
+        """Count the reason why an episode could not be finished."""
         with self._lock:
             same = (known for known in self.problems if _NUMBERS.sub("", known) == _NUMBERS.sub("", problem))
             self.problems[next(same, problem)] += 1
 
     def find_oddities(self, records: Iterable[dict]) -> Iterator[str]:
-        """What is odd about the answers, in a line each: another model, or messages that never call a function."""
+        """Yield a line for each oddity of the answers: another model's name, or no function call in any message."""
         wanted = self.model.lower().rpartition("/")[2]
         others = [name for name in sorted(self._answered_as) if wanted not in name.lower()]
         if others:
@@ -173,7 +175,7 @@ class ApiAgent:
             yield f"none of {len(turns)} messages of {self.model} calls a function: {advice}"
 
     def request_turn(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
-        """The next turn of the model, its usage, and whether it was cut. Raises EpisodeFailed if the API refuses."""
+        """Request the next turn; return it, its token usage, and whether it was cut. Raises EpisodeFailed or EndpointStopped."""
         import openai
 
         problem: Exception
@@ -197,8 +199,8 @@ class ApiAgent:
         raise EpisodeFailed(text)
 
     def _request(self, messages: list[Message], form: Form) -> tuple[Message, Message, bool]:
-        """One request. If the API names another parameter that it wants, that is what it gets from then on; a model
-        whose thought a stop string ended gets none of them any more."""
+        """Request a turn once. If the API asks for another parameter, later requests use it. If a stop string ended a thought,
+        later requests have no stop strings."""
         import openai
 
         while True:
@@ -220,8 +222,8 @@ class ApiAgent:
 
     def _tell_of_retry(self, response: Any) -> None:
         number, status = int(response.request.headers.get("x-stainless-retry-count", 0)) + 1, response.status_code
-        if status == 429 and b"insufficient_quota" in response.read():  # an empty account fills no sooner
-            response.headers["x-should-retry"] = "false"  # which the client heeds
+        if status == 429 and b"insufficient_quota" in response.read():  # waiting does not refill an empty account
+            response.headers["x-should-retry"] = "false"  # the openai client obeys this header
             return
         self._thread.told = number <= RETRIES and (status in (408, 409, 429) or status >= 500)
         if self._thread.told:
@@ -234,7 +236,7 @@ class ApiAgent:
         self._thread.told = False
 
     def _note_name(self, reply: httpx.Response) -> None:
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # no chat completion
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # not a chat completion
             if isinstance(name := reply.json()["model"], str) and name:
                 self._answered_as.add(name)
 
@@ -251,8 +253,8 @@ class ApiAgent:
         return options
 
     def _check_alive(self, what: str, *outages: type[Exception]) -> None:
-        """Raise `EndpointStopped` where there is no connection to the endpoint, or one of ``outages``; not where it answers
-        anything else, or has too much to do for it."""
+        """Raise `EndpointStopped` if the endpoint cannot be reached, or fails with one of ``outages``; not if it answers
+        anything else, or is too busy to answer in time."""
         import openai
 
         try:
@@ -264,7 +266,7 @@ class ApiAgent:
             pass  # not every server has a list of models
 
     def _explain(self, error: Exception, native: bool = False) -> str:
-        """In one line, and without the key, which some servers repeat."""
+        """Describe an error in one line, without the API key, which some servers repeat."""
         status, body = getattr(error, "status_code", None), getattr(error, "body", None)
         told = body.get("message") if isinstance(body, dict) else None
         text = str(told or error) + (f" ({error.__cause__})" if error.__cause__ and not told else "")
@@ -276,22 +278,22 @@ class ApiAgent:
         if status == 401:
             text += f" (the key is ${self._key_variable}{'' if self._key else ', which is not set'}; see --api-key-env)"
         if native and status == 400 and "tool" in text:
-            text += " (where it takes no tools, --format hermes has them in the text)"
+            text += " (if the API takes no tools, --format hermes writes them in the text)"
         return f"{status}: {text}" if status else text
 
 
-_QUIRKS = {  # what an API may want to be different, and the words by which it says so
+_QUIRKS = {  # deviations that an API may require, and the words of its error that name them
     "completion tokens": "max_completion_tokens",
     "no stop": "'stop'",
     "reasoning": "reasoning_content",
 }
-_NUMBERS = re.compile(r"\b(?=\w*\d)[\w-]+")  # and ids of requests, in what a server says
-_MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here in any case
+_NUMBERS = re.compile(r"\b(?=\w*\d)[\w-]+")  # numbers and ids of requests in an error
+_MOST_STOPS = 4  # stop strings that OpenAI accepts; we cut a turn at all of them in any case
 _LONGEST_ERROR = 300  # characters
 
 
 def _form_of(episode: Episode) -> Form:
-    """How the model acts in an episode."""
+    """Return how the model acts in an episode."""
     if episode.native:
         return Form(fields={"tools": episode.tools})
     fields = {"stop": list(episode.stop)} if 0 < len(episode.stop) <= _MOST_STOPS else {}
@@ -299,7 +301,7 @@ def _form_of(episode: Episode) -> Form:
 
 
 class _Record:
-    """The line of an episode in episodes.jsonl, as it grows."""
+    """The record of a running episode for episodes.jsonl."""
 
     def __init__(self, episode: Episode, opening: list[Message]):
         self._episode, self._recorder = episode, EpisodeRecorder(episode.env, episode.info)
@@ -309,23 +311,23 @@ class _Record:
         self.problem = ""
 
     def add(self, response: Message, usage: Message, reply: Reply, back: list[Message]) -> None:
-        """A turn, and what came back to it."""
+        """Add a turn, and the reply to it."""
         action = _write_turn(response, self._episode.native)
         terms = {n.removeprefix("reward/"): v for n, v in reply.metrics.items() if n.startswith("reward/")}
         observation = "" if reply.terminated else "\n\n".join(message["content"] for message in back)
         turn = {"message": len(self._messages), "action": action, "next_observation": observation}
         self._turns.append(turn | self._recorder.record_turn() | {"reward": reply.reward, "reward_terms": terms})
         self._messages.append(self._episode.env.format.message(action))
-        if reply.context is not None:  # a system message says that another context begins
+        if reply.context is not None:  # a system message marks the beginning of another context
             self._messages += [*self._opening[:-1], *reply.context]
-        elif not reply.done:  # what it does not get to see is in the turn alone
+        elif not reply.done:  # the last observation, which the model does not see, is only in the turn
             self._messages += back
         for name in self._tokens:
             self._tokens[name] += count if isinstance(count := usage.get(name), int) else 0
         self._terminated = reply.terminated
 
     def finish(self, origin: Origin, number: int, sample: int, seconds: float) -> dict:
-        """The record. An episode that ended in a problem is failed, and so is one with a tool failure."""
+        """Make the record. An episode has failed if it ended with a problem, or if a tool failed."""
         metrics = self._episode.metrics
         others = {"valid", "tool_faults", "score"} - {origin.score}
         info = {name: value for name, value in metrics.items() if "/" not in name and name not in others}
@@ -338,8 +340,8 @@ class _Record:
 
 
 def _write_turn(response: Message, native: bool) -> str:
-    """A turn in one text: of function calls the message as JSON, as the format "native" has it; a thought that came beside a
-    turn in text comes before it."""
+    """Write a turn as one text: with function calls, the message as JSON, as in the format "native"; else the text, after its
+    separate thought, if any."""
     if native:
         return dumps({name: value for name, value in response.items() if value})
     thought = response["reasoning_content"]

@@ -1,4 +1,4 @@
-"""Messages of an OpenAI-compatible API: how turns are asked for, how answers are read, and what is sent back."""
+"""Messages of an OpenAI-compatible API: request turns, read answers, and send messages back."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from agent_envs.integrations.episode import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """The request for a turn, and the reader of its answer.
+    """How to request a turn, and how to read its answer.
 
     Attributes:
-        fields: of the request, beside the model and the messages.
-        end_turn: `Episode.end_turn`, if turns are text; else they may have function calls.
+        fields: further fields of the request, besides the model and the messages.
+        end_turn: `Episode.end_turn` if turns are text; None if they may have function calls.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -23,13 +23,13 @@ class Form:
 
     @property
     def native(self) -> bool:
-        """Turns may have function calls."""
+        """Whether turns may have function calls."""
         return self.end_turn is None
 
 
 def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
-    """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``
-    that have ids and names; its usage; whether its length cut it. Raises a ValueError if there is none."""
+    """Read an answer; return the assistant message, its token usage, and whether a length limit cut it. The message has strings
+    as ``content`` and ``reasoning_content``, and a list of ``tool_calls`` with ids and names. Raises ValueError if invalid."""
     try:
         answer = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
         choice = answer["choices"][0]
@@ -51,7 +51,7 @@ def read_turn(body: bytes, form: Form) -> tuple[Message, Message, bool]:
 
 
 def thinks(response: Message) -> str:
-    """Whether there is a thought in an answer: "", "ended", or "still" where nothing follows it."""
+    """Return the state of the thought in an answer: "" for none, "ended", or "still" if nothing follows it."""
     content = response["content"]
     if "</think>" in content or (response["reasoning_content"] and (content or response["tool_calls"])):
         return "ended"
@@ -59,7 +59,7 @@ def thinks(response: Message) -> str:
 
 
 def _read_text(content: Any) -> str:
-    """Text, or the text in a list of parts."""
+    """Return the text of a content, which may be a list of parts."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     if not isinstance(content, str | None):
@@ -76,15 +76,15 @@ def _read_call(call: Any, place: int) -> dict[str, Any]:
 
 
 def to_send(message: Message, quirks: frozenset[str]) -> Message:
-    """A message as the API gets it: of an assistant's without its thought, but where it wants that, and with arguments that
-    are JSON, as some templates fail at others."""
+    """Convert a message for the API. An assistant's message loses its thought, unless the API needs it, and its arguments
+    become valid JSON, as some chat templates fail otherwise."""
     if "tool_calls" not in message:
         return message
     sent: Message = {"role": "assistant", "content": message["content"] or None}
     if message["tool_calls"]:
         sent["tool_calls"] = [_with_json_arguments(call) for call in message["tool_calls"]]
     elif not message["content"]:
-        sent["content"] = "(nothing)"  # some refuse a message without anything
+        sent["content"] = "(nothing)"  # some APIs refuse an empty message
     if "reasoning" in quirks:
         sent["reasoning_content"] = message.get("reasoning_content") or ""
     return sent

@@ -1,7 +1,7 @@
 """A program as agent, with a model of an API instead of the policy.
 
-The program calls the endpoint here, which passes its calls on. So tasks and records are as in training, calls are counted,
-and what the policy would refuse is refused.
+The program calls the local endpoint, which forwards its calls to the API. Tasks, records, the counting of calls and the
+reasons to refuse a call are therefore the same as in training.
 """
 
 import secrets
@@ -22,7 +22,7 @@ from trainers.evaluation.api_agent import ApiAgent, EndpointStopped, EpisodeFail
 from trainers.evaluation.api_messages import Form
 from trainers.trajectory import Step, Trajectory
 
-_OURS = {"model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}  # not passed on
+_OURS = {"model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs"}  # not forwarded
 _BROKEN_OFF = "the evaluation was broken off"
 
 
@@ -31,8 +31,8 @@ class ApiProgram:
 
     Args:
         agent: "module:function", or a command.
-        timeout: seconds that the program may take between its calls.
-        max_calls: of an episode.
+        timeout: the longest time between two calls of the program, in seconds.
+        max_calls: the most calls of an episode.
     """
 
     def __init__(self, agent: str, api: ApiAgent, timeout: float = 300.0, max_calls: int = 50):
@@ -49,7 +49,7 @@ class ApiProgram:
         self._endpoint.close()
 
     def run_episode(self, envs: ToolVectorEnv, number: int, sample: int) -> dict:
-        """Let the program act in the first environment; returns the record of its episode."""
+        """Let the program act in the first environment; return the record of its episode."""
         begun, key = time.monotonic(), secrets.token_hex(16)
         _, infos = begin(envs, [number], [sample])
         recorder = EpisodeRecorder(envs.envs[0], info_of(infos, 0))
@@ -80,17 +80,17 @@ class ApiProgram:
 
 
 class _Caller:
-    """Asks the API for the calls of an episode.
+    """Forwards the calls of an episode to the API.
 
     Attributes:
-        problem: why the API gave no answer to a call; "" if it answered all.
-        tokens: what the API counted.
+        problem: why the API did not answer a call; "" if it answered all calls.
+        tokens: the token counts that the API reported.
     """
 
     def __init__(self, episode: Episode, api: ApiAgent):
         self._episode, self._api = episode, api
         self.problem, self.tokens = "", {"prompt_tokens": 0, "completion_tokens": 0}
-        self._changed = Condition()  # of the episode, and its log
+        self._changed = Condition()  # guards the episode and its log
         self._stopped: EndpointStopped | None = None
         self._waiting: set[Call] = set()
 
@@ -116,7 +116,7 @@ class _Caller:
             raise self._stopped
 
     def submit(self, call: Call) -> None:
-        """Have a call answered. Raises CallRefused."""
+        """Forward a call in a new thread. Raises CallRefused."""
         with self._changed:
             if self._episode.ended:
                 raise ENDED
@@ -141,7 +141,7 @@ class _Caller:
         self._settle(call, result)
 
     def refuse_waiting(self) -> None:
-        """Refuse the calls that have no answer yet, as the episode has ended."""
+        """Refuse the unanswered calls, as the episode has ended."""
         with self._changed:
             waiting = list(self._waiting)
         for call in waiting:
@@ -167,7 +167,7 @@ class _Caller:
         with self._changed:
             if self._episode.ended:
                 raise ENDED
-            step = Step(prompt=[], tokens=[], logprobs=[])  # the API keeps its tokens
+            step = Step(prompt=[], tokens=[], logprobs=[])  # the API does not give its token ids
             self._episode.session.add(call, message, step, "", was_cut)
             self.tokens = {name: count + used[name] for name, count in self.tokens.items()}
         reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"

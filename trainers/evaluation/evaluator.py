@@ -1,4 +1,4 @@
-"""Run policies and scripted agents on numbered instances, mostly held-out ones, and summarise their episodes."""
+"""Run policies and scripted agents on numbered instances, usually held-out ones, and summarise their episodes."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ from trainers.runtime.errors import UserError
 from trainers.trajectory import Trajectory
 
 Row = dict[str, object]
-_HASHED = 1_000_000  # passages; larger corpora take minutes to read
+_HASHED = 1_000_000  # the most passages of a corpus that is hashed; larger ones take minutes to read
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em", samples: int = 1) -> Row:
     """Make one row of the table from the last info of each episode: means, and a 95% CI of ``score``.
 
     The interval is a bootstrap over questions; ``score`` is the task's primary metric. ``failed`` is the share of episodes that
-    are marked so, or have ``tool_faults``; ``support_recall`` is the mean over the episodes that have one.
+    are marked as failed, or have ``tool_faults``; ``support_recall`` is the mean over the episodes that have it.
 
-    ``samples``: rollouts of each question, one after the other. With several the score is average@k, and ``pass`` has the
-    estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
+    ``samples``: the number of consecutive rollouts of each question. With several, the score is average@k, and ``pass`` has the
+    estimate of pass@k (a score of 1 passes) for k = 1, 2, 4, … and ``samples``.
     """
     if (odd := next((e for e in episodes if score not in e), None)) is not None:
         raise UserError(
@@ -62,25 +62,25 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
 
 
 def _share_invalid(episodes: list[dict]) -> Row:
-    """The share of malformed turns, if all episodes tell."""
+    """Compute the share of malformed turns, if all episodes count them."""
     if not all("invalid_turns" in e for e in episodes):
         return {}
     return {"invalid": sum(e["invalid_turns"] for e in episodes) / max(1, sum(e["recorded_turns"] for e in episodes))}
 
 
 def count_invalid(invalid: Sequence[bool]) -> dict[str, int]:
-    """What an info tells of the turns of an episode, those of a program included that are none of the environment's."""
+    """Count malformed and all turns for an info, including turns of a program that are not turns of the environment."""
     return {"invalid_turns": sum(invalid), "recorded_turns": len(invalid)}
 
 
 def drop_recall(info: Mapping, instance: Mapping) -> dict:
-    """The info without ``support_recall`` if the question of its episode has no gold passages."""
+    """Return the info, without ``support_recall`` if the episode's question has no gold passages."""
     has_gold = bool(instance.get("supporting"))
     return {name: value for name, value in info.items() if has_gold or name != "support_recall"}
 
 
 def _score_kinds(scores: np.ndarray, kinds: list[str]) -> Row:
-    """The mean score [questions] of each kind of question, where all have one and there are 2 to 8."""
+    """Average the scores [questions] by kind of question, if all questions have a kind and there are 2 to 8 kinds."""
     names = sorted(set(kinds))
     if not all(names) or not 2 <= len(names) <= 8:
         return {}
@@ -88,7 +88,7 @@ def _score_kinds(scores: np.ndarray, kinds: list[str]) -> Row:
 
 
 def _estimate_pass(scores: np.ndarray) -> Row:
-    """pass@k of scores [questions, samples]."""
+    """Estimate pass@k from scores [questions, samples]."""
     samples, solved = scores.shape[1], (scores >= 1).sum(axis=1)
     sizes = sorted({samples} | {2**i for i in range(samples.bit_length()) if 2**i < samples})
     by_k = {k: [scoring.pass_at_k(samples, int(count), k) for count in solved] for k in sizes}
@@ -105,16 +105,16 @@ def run_policy(
     temperature: float = 0.0, recorder: Recorder | None = None, samples: int = 1,
     show: Callable[[list[Trajectory]], None] | None = None, roll_out: Callable[..., list[Trajectory]] | None = None,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
-    """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
-    of every episode. ``samples`` rollouts of an instance follow each other; ``show`` gets the episodes of each batch.
-    ``recorder`` takes the records of the episodes, here and below. ``roll_out``: how the policy acts, by default `rollout`.
-    Raises ToolsFailed if a program failed in all of them."""
+    """Run a policy on numbered instances; return the last info of each episode, with the ``tool_faults`` of all its turns, and
+    the turns of each episode. The ``samples`` rollouts of an instance are consecutive. ``show`` gets the episodes of each batch.
+    ``recorder`` collects the records of the episodes, here and below. ``roll_out``: by default `rollout`. Raises ToolsFailed if
+    all episodes failed, mostly because of the program (`stop_if_all_failed`)."""
     infos: list[dict] = []
     causes: list[str] = []
     transcripts: list[list[dict]] = []
     own, groups = distributed.shard(instance_ids), envs.num_envs // samples
     if recorder:
-        recorder.lines = []  # of an attempt that is made again
+        recorder.lines = []  # drop those of a failed try
     for start in range(0, len(own), groups):
         episodes = (roll_out or rollout)(
             envs, policy, engine, questions=own[start : start + groups], group_size=samples,
@@ -142,14 +142,14 @@ def run_policy(
 def run_script(
     envs: ToolVectorEnv, instance_ids: list[int], script: ScriptMaker, recorder: Recorder | None = None
 ) -> list[dict]:
-    """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
-    # By one of several processes, with the random numbers of one; and all of them see a tool failure, or none.
+    """Run a scripted agent; return the last turn of each episode, with the ``tool_faults`` of all its turns."""
+    # Only the first process runs the script, so all processes see the same episodes and the same tool failures.
     episodes = distributed.broadcast([] if distributed.rank() else roll_out_many(envs, instance_ids, script))
     if recorder:
         recorder.lines = []
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
-    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}  # where a tool failure ended the episode
+    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}  # if a tool failure ended the episode
     return [
         (nothing if turns[-1]["tool_faults"] else {})
         | drop_recall(turns[-1], turns[0]["instance"])
@@ -160,14 +160,14 @@ def run_script(
 
 
 def data_digest(env: ToolEnv) -> str:
-    """A fingerprint of the questions of a split and of the passages that are searched; "" if instances are made from
-    seeds."""
+    """Return a fingerprint of a split's questions and of the corpus (unless it is too large or on a server); "" if instances
+    are made from seeds."""
     if isinstance(env, MixtureEnv):
         return "".join(map(data_digest, env.tasks.values()))
     if env.questions is None:
         return ""
     found = hashlib.sha256(repr(env.questions).encode())
-    corpus = getattr(env.task.searcher, "corpus", None) if isinstance(env, QAEnv) else None  # a server has none
+    corpus = getattr(env.task.searcher, "corpus", None) if isinstance(env, QAEnv) else None  # None for a server
     if corpus is not None and len(corpus) <= _HASHED:
         found.update(corpus.fingerprint.encode())
     return found.hexdigest()
@@ -177,15 +177,15 @@ def load_agent(
     folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
     env_kwargs: str = "{}", chat_template: str = "", thinking: str | None = None,
 ) -> tuple[Policy, int]:  # fmt: skip
-    """A model or a checkpoint, and how many tokens its turns may have.
+    """Load a model or a checkpoint; return its policy, and the longest turn in tokens.
 
     Args:
-        base_model: the base of an adapter, instead of the model that it names.
-        dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
-        chat_template: a file with one, instead of the model's own.
-        thinking: as of `Policy`; by default as it was trained, and "auto" for other models.
-        max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
-        env, env_kwargs: its environment; warns if it was trained with other arguments.
+        base_model: the base model of an adapter, instead of the one that the adapter names.
+        dtype: by default that of its training, or float32 for a model that our trainers did not write.
+        chat_template: a file with a chat template, instead of the model's own.
+        thinking: as for `Policy`; by default that of its training, or "auto" for other models.
+        max_new_tokens: by default that of its training (512 if unknown) or the length of the longest taught turn, if larger.
+        env, env_kwargs: the environment; warns if the model was trained with other arguments.
     """
     saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
     if env:

@@ -1,7 +1,7 @@
-"""Naive RAG: one search for the question itself, then an answer, by greedy decoding, in the form that the policy was taught.
+"""Naive RAG: one search for the question itself, then an answer by greedy decoding, in the format that the policy was taught.
 
-After the results the policy takes a turn as in any episode, with its thought if it thinks. A turn that does not answer, such
-as another search, is taken back after its thought, and the policy completes an answer there.
+After the results, the policy takes a turn as in any episode, with its thought if it thinks. A turn that does not answer, such
+as another search, is cut after its thought, and the policy completes an answer from there.
 """
 
 import re
@@ -18,12 +18,12 @@ from trainers.episodes.records import Recorder
 from trainers.evaluation.evaluator import run_policy
 from trainers.models.policy import Policy
 
-_PLACE = "\ue000"  # a private character: where the text of an answer stands in what a format writes
+_PLACE = "\ue000"  # a private-use character that marks the place of an answer's text
 _NO_ANSWER = "unknown"
 
 
 def can_be_searched_for(env: ToolEnv) -> bool:
-    """Whether each episode is a question about a corpus, with a turn left after a search; of a mixture, whether all tasks are."""
+    """Whether each episode is a question about a corpus, with a turn left after a search; for a mixture, in all its tasks."""
     tasks = getattr(env, "tasks", None) or {"": env}
     return all(isinstance(task, QAEnv) and task.max_turns > 1 for task in tasks.values())
 
@@ -32,13 +32,13 @@ def run_naive_rag(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
     recorder: Recorder | None = None,
 ) -> list[dict]:  # fmt: skip
-    """The last info of each episode of Naive RAG. ``recorder`` takes the records of the episodes."""
+    """Run Naive RAG; return the last info of each episode. ``recorder`` collects the records of the episodes."""
     one_search = _OneSearch(engine, policy, envs.envs)
     return run_policy(envs, policy, one_search, instance_ids, max_new_tokens, recorder=recorder)[0]
 
 
 class _OneSearch:
-    """An engine whose first turn in an episode is a search for the question, and whose second one is an answer."""
+    """An engine whose first turn in an episode searches for the question, and whose second turn answers."""
 
     def __init__(self, engine: Engine, policy: Policy, envs: Sequence[ToolEnv]):
         self._engine, self._policy, self._envs = engine, policy, envs
@@ -57,7 +57,7 @@ class _OneSearch:
             if key not in self._searched:
                 self._done[key] = self._write(key, search(self._envs[key].first_observation))
         self._searched |= prompts.keys()
-        openings: dict[int, list[int]] = {}  # of answers, where the turn has none
+        openings: dict[int, list[int]] = {}  # beginnings of answers, for turns without one
         for key, completion in generate(self._engine, after, params.max_new_tokens, params.temperature).items():
             turn = self._read(key, completion.tokens)
             if turn.answer is None:
@@ -86,7 +86,7 @@ class _OneSearch:
         )
 
     def _open(self, key: int, thought: str | None) -> list[int]:
-        """The beginning of an answer after a thought."""
+        """Make the ids of a turn's thought and the beginning of an answer."""
         format = self._envs[key].format
         if tools := format.schemas():
             return self._policy.answer_opening(tools, thought)
@@ -94,14 +94,14 @@ class _OneSearch:
         return self._policy.text_ids(begun, ended=False, last=True)
 
     def _complete(self, key: int, opening: list[int], completion: Completion) -> Completion:
-        """An answer whose text was completed. What no form closes ends with its line."""
+        """Make the completed answer a turn. A text that no format closes ends with its line."""
         tokens = opening + completion.tokens
         if completion.finish_reason == "stop" and self._read(key, tokens).answer is not None:
             return _as_completion(tokens)
         said = self._policy.decode(completion.tokens).rpartition("<answer>")[2]
         try:
             return self._write(key, Turn(answer=re.split(r'</|\n|"\s*\}', said.strip())[0].strip()))
-        except ValueError:  # the form cannot express it, for it is empty or has tags in it
+        except ValueError:  # the format cannot express it: it is empty or has tags in it
             return self._write(key, Turn(answer=_NO_ANSWER))
 
 

@@ -1,4 +1,4 @@
-"""Calls as tables hold them: Arrow gives every struct the keys of all others, with nulls."""
+"""Clean tool calls that were stored in tables: Arrow gives every struct the keys of all others, as nulls."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +10,20 @@ from trainers.runtime.errors import UserError
 
 
 def drop_nulls(value: Any) -> Any:
-    """A schema, or a list of functions, without keys that are null."""
+    """Remove keys that are null from a schema or a list of functions."""
     if isinstance(value, dict):
         return {name: drop_nulls(item) for name, item in value.items() if item is not None}
     return [drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def clean_calls(message: Message, parameters: Mapping[str, Any]) -> Message:
-    """A message whose calls have no nulls that their schemas do not know.
+    """Remove nulls that a function's schema does not allow from the calls of a message.
 
     Args:
-        parameters: the schemas of functions, by name; arguments of others are not checked, nor where a schema is none.
+        parameters: schemas of functions, by name. Arguments of other functions, or with an invalid schema, are not checked.
 
     Raises:
-        UserError: it is to be taught, and arguments do not fit their schema.
+        UserError: arguments are not an object, or the message is to be taught and arguments do not fit their schema.
     """
     if not message.get("tool_calls"):
         return message
@@ -43,7 +43,7 @@ def clean_calls(message: Message, parameters: Mapping[str, Any]) -> Message:
 def _find_problem(arguments: dict[str, Any], schema: Any) -> str | None:
     try:
         check = compile_parameters(schema)
-    except ValueError:  # as in data with the types of another language, "str" and "list[int]"
+    except ValueError:  # as in data with Python's types, "str" and "list[int]"
         return None
     return check(arguments)
 

@@ -1,10 +1,10 @@
-"""Conversations from JSON lines, as the steps of an episode: the assistant's messages are its turns.
+"""Read conversations from JSON lines as the steps of an episode: the assistant's messages are its turns.
 
-A line is in OpenAI's format, ``{"messages": [{"role": …, "content": …, "tool_calls": […]}, …]}``, or in TRL's, which is that
-or ``{"prompt": […], "completion": […]}``. An assistant's message in a prompt, or with ``"weight": 0``, is not taught.
+A line is in OpenAI's format, ``{"messages": [{"role": …, "content": …, "tool_calls": […]}, …]}``, or in TRL's, which also allows
+``{"prompt": […], "completion": […]}``. An assistant's message in a prompt, or with ``"weight": 0``, is not taught.
 
-A turn is what the chat template adds when an assistant's message follows a generation prompt, up to the token that ends it.
-Pieces are encoded one by one, as in a rollout, so it is known which tokens are the assistant's.
+A turn is the text that the chat template adds for an assistant's message after a generation prompt, up to the token that ends
+it. Pieces are encoded one by one, as in a rollout, so it is known which tokens are the assistant's.
 """
 
 import json
@@ -30,11 +30,11 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
     """Read the first user message of each conversation in a file, and its steps.
 
     Args:
-        env: tool calls, their results and the answer after them are written as this environment wants it, under its
-            instructions where the conversation has none of its own; None leaves them to the chat template.
+        env: tool calls, their results and the final answer are written in this environment's format, under its instructions
+            if the conversation has none; with None, by the chat template.
 
     Raises:
-        ValueError: a line is no conversation, or cannot be written down; the message names the line.
+        ValueError: a line is not a conversation, or cannot be written in the format; the message names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
@@ -46,7 +46,7 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
         try:
             question, steps = _read_line(line, policy, env)
             if not steps:
-                raise UserError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
+                raise UserError("there is nothing to teach: all messages of the assistant have weight 0")
             yield question, steps
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{path}:{number}: {error}") from error
@@ -57,11 +57,11 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
         raise UserError('a line holds "messages", or "prompt" and "completion"')
     tools = data.get("tools")
-    if isinstance(tools, str):  # a column of text, which TRL takes as well
+    if isinstance(tools, str):  # a JSON string, which TRL accepts too
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"its tools are text, and no JSON: {error}") from error
+            raise UserError(f"its tools are a string that is not JSON: {error}") from error
     tools = drop_nulls(tools)
     messages = _join(data)
     _check(messages)
@@ -74,7 +74,7 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     if env is not None:
         policy.keep(env.format)
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
-        # What users say holds no tags of the format: only results do, and those it writes.
+        # Tags in users' messages are escaped: only tool results and the format's own text have tags.
         messages = [{**m, "content": policy.escape(m["content"] or "")} if m["role"] == "user" else m for m in messages]
         written = write_calls(messages, env.format, env.system_prompt, env.tools)
         return question, to_episode_steps(written, policy, env.format.schemas())
@@ -82,7 +82,7 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
 
 
 def _join(data: dict[str, Any]) -> list[Message]:
-    """The messages of a line, with text as content."""
+    """Return the messages of a line, with strings as content."""
     parts = (data["messages"],) if "messages" in data else (data["prompt"], data["completion"])
     if not all(isinstance(part, list) and all(isinstance(message, dict) for message in part) for part in parts):
         raise UserError("messages, or prompt and completion, must be lists of objects with role and content")
@@ -124,13 +124,13 @@ def _check(messages: list[Message]) -> None:
 
 
 def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | None = None) -> list[Step]:
-    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, thoughts included.
+    """Convert the assistant's messages to steps of a rollout: each turn stays in the context as written, including thoughts.
 
-    ``tools``: with the format "native", the functions that may be called.
+    ``tools``: for the format "native", the functions that may be called.
     """
     ids: list[int] = []
     steps: list[Step] = []
-    read: list[Message] = []  # since the last turn
+    read: list[Message] = []  # messages since the last turn
     last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -151,8 +151,8 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
 
 
 def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None = None) -> list[Step]:
-    """The assistant's messages as steps. A step whose prompt does not extend the one before, as under a template that drops
-    earlier thoughts, begins a row of its own.
+    """Convert the assistant's messages to steps, with the chat template. A step whose prompt does not extend the previous one, as
+    with a template that drops earlier thoughts, begins a new row.
 
     Raises:
         ValueError: the template fails, leaves tool calls out, or does not put a turn after its generation prompt.
@@ -160,8 +160,8 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
     ids: list[int] = []
-    own_end: list[int] = []  # of the last turn, where the template writes none
-    written_out = ""  # what ids stand for
+    own_end: list[int] = []  # the end tokens of the last turn, if the template writes none
+    written_out = ""  # the text that ``ids`` encode
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
@@ -182,13 +182,13 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if not before.startswith(written_out):
             ids, written_out = [], ""
         new = policy.encode(before[len(written_out) :], written_out[-_CONTEXT:])
-        if ids and new[:1] == ids[-1:] == own_end:  # it was taught, and begins what follows too
+        if ids and new[:1] == ids[-1:] == own_end:  # the end token was taught; the following text begins with it too
             new = new[1:]
         ids = ids + new
         tokens = policy.encode(turn, before[-_CONTEXT:])
         end = next((i for i, token in enumerate(tokens, 1) if token in policy.end_ids), 0)
         own_end = [] if end else policy.end_of(written[place], tools)
-        targets = tokens[:end] if end else tokens + own_end  # a template may go on after the end, or write none
+        targets = tokens[:end] if end else tokens + own_end  # a template may write text after the end, or no end
         if end:
             head, mark, _ = turn.partition(policy.control[tokens[end - 1]])
             turn = head + mark
@@ -197,12 +197,12 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     return steps
 
 
-_CONTEXT = 64  # characters that a piece is encoded after
-_LEFT_OUT = "the chat template leaves tool calls out: have them written as the environment does"
+_CONTEXT = 64  # characters of preceding text with which a piece is encoded
+_LEFT_OUT = "the chat template leaves tool calls out: use --tool-calls environment"
 
 
 def _write_thought(policy: Policy, message: Message, before: str, after: str) -> str:
-    """A conversation ``after`` a message whose thought the template leaves out, though its generation prompt, the end of
+    """Add a thought to the text ``after`` a message, if the template leaves it out although the generation prompt, at the end of
     ``before``, opens one."""
     stem, thought = before.removesuffix(policy.opened_thought), message.get("reasoning_content")
     if not after.startswith(stem):
@@ -216,14 +216,14 @@ def _write(
 ) -> str:
     try:
         return policy.render(policy.fold_system(messages), tools, add_generation_prompt)
-    except Exception as error:  # templates are programs, and raise what they like
+    except Exception as error:  # templates are programs that can raise any error
         raise UserError(f"the chat template cannot write this: {error}") from error
 
 
 def _for_template(message: Message, policy: Policy) -> Message:
-    """A message as templates want it (`ChatTokens.to_template`)."""
+    """Convert a message for chat templates (`ChatTokens.to_template`)."""
     kept = {name: value for name, value in message.items() if name != "weight"}
-    if message["role"] == "developer":  # OpenAI's newer name of it, which most templates leave out or do not know
+    if message["role"] == "developer":  # OpenAI's newer name of "system", which most templates drop or reject
         kept["role"] = "system"
     return policy.to_template(kept)
 
@@ -234,23 +234,24 @@ def _for_template(message: Message, policy: Policy) -> Message:
 def write_calls(
     messages: list[Message], format: Format, instructions: str, tools: Collection[str] = ()
 ) -> list[Message]:
-    """The same conversation in a format: turns, and the results that come back, are text, or with "native" messages again.
+    """Rewrite a conversation in a format: turns and tool results become text, or, in the format "native", messages again.
 
-    Text beside calls is the turn's thought. A message without calls is the final answer, unless it reads as a turn of the
-    format; so is a call of `answer`, unless that is among the ``tools``. ``instructions`` replace those to call functions.
+    Text beside calls is the turn's thought. A message without calls is the final answer, unless it is a valid turn of the
+    format. A call of `answer` is the final answer too, unless ``tools`` has that name. ``instructions`` are used if the
+    conversation has no system message, or replace one that describes function calls.
 
     Raises:
-        ValueError: results that fit no call, calls of other tools than ``tools``, if there are any, turns after the
-            answer, or a turn that the format cannot express.
+        ValueError: a result without a call, a call without a result (except in the last turn), a call of a tool not in ``tools``
+            (if given), a turn after the answer, or a turn that the format cannot express.
     """
     has_own = messages[0]["role"] in ("system", "developer")
     if has_own and NATIVE_CALLS in (messages[0].get("content") or ""):
         messages, has_own = messages[1:], False
     written: list[Message] = [] if has_own else [{"role": "system", "content": instructions}]
-    turn = Turn()  # the last one of the assistant, the calls of it that wait for results, and those
+    turn = Turn()  # the assistant's latest turn; below, its calls that wait for results, and the results
     open_calls: list[str] = []
     results: dict[str, str] = {}
-    ended = False  # by an answer that is taught
+    ended = False  # whether an answer that is taught has come
 
     def answer_calls() -> None:
         if open_calls:
@@ -264,7 +265,7 @@ def write_calls(
         if message["role"] == "tool":
             id = message.get("tool_call_id") or next((id for id in open_calls if id not in results), "")
             if id not in open_calls:
-                raise UserError(f"a result of {id!r}, which the turn before did not call")
+                raise UserError(f"a result of {id!r}, which the previous turn did not call")
             results[id] = message.get("content") or ""
             continue
         answer_calls()
@@ -285,7 +286,7 @@ def write_calls(
             case (ToolCall("answer", {"text": str(text)}),) if "answer" not in tools:
                 turn = replace(turn, calls=(), answer=text.strip())
         open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
-        turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write them
+        turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write ids
         ended = turn.answer is not None and message.get("weight") != 0
         written.append({"weight": message.get("weight"), **format.message(format.write(turn))})
     return written
@@ -306,8 +307,8 @@ def _read_turn(message: Message, format: Format) -> Turn:
         return replace(turn, thought=turn.thought or message.get("reasoning_content"))
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(read_arguments(call))}} for call in calls
-    ]  # some data sets hold objects where the API has text
-    content = _THINK.sub(r"\1", content).strip()  # models that think in their text do so beside calls too
+    ]  # some data sets hold objects instead of the API's strings
+    content = _THINK.sub(r"\1", content).strip()  # some models write thoughts in the text beside calls
     thought = {"reasoning_content": content} if content and "reasoning_content" not in message else {}
     turn = _NATIVE.parse(json.dumps({**message, "content": None, "tool_calls": calls, **thought}))
     if turn.error:

@@ -1,7 +1,7 @@
-"""What supervised fine-tuning imitates: episodes as token sequences with an action mask, of a task's scripts, sampled from the
-policy itself and selected, or read from files.
+"""Demonstrations for supervised fine-tuning: episodes as token sequences with an action mask.
 
-A token is a target if and only if it is the assistant's.
+They come from a task's scripts, are sampled from the policy itself and selected, or are read from files. A token is a target if
+and only if the assistant wrote it.
 """
 
 import hashlib
@@ -39,21 +39,21 @@ FILE = DEMONSTRATIONS_FILE
 class Demonstration:
     """An episode to imitate."""
 
-    question: str  # or whatever it began with; episodes of one are held out together, wherever they come from
-    rows: list[BatchRow]  # several where the context was rewritten on the way
+    question: str  # the first observation or message; all episodes of one question are held out together
+    rows: list[BatchRow]  # several if the context was rewritten
     score: float = 1.0  # the task's primary metric; 1 for conversations
     episode_return: float | None = None  # None for conversations
-    calls: int | None = field(default=None, compare=False)  # how often it called a tool, where that is known
+    calls: int | None = field(default=None, compare=False)  # number of tool calls, if known
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
-    """Draw numbers of ``count`` instances (0: each question once); none comes twice before all came once."""
+    """Draw numbers of ``count`` instances (0: each question once); none repeats before all have come once."""
     rng = np.random.default_rng([seed, 0])
     if (questions := envs.envs[0].questions) is None:
         if not count:
             raise UserError("this task makes its instances from seeds: give --demonstrations, how many to roll out")
-        spare = 64 + count**2 // 2**31  # for those that are drawn twice
-        drawn = rng.integers(2**31, size=count + spare)  # the first of more are the same: batches go on with each other
+        spare = 64 + count**2 // 2**31  # replace numbers that are drawn twice
+        drawn = rng.integers(2**31, size=count + spare)  # a larger count begins with the same numbers
         return list(dict.fromkeys(drawn.tolist()))[:count]
     total = count or len(questions)
     rounds = -(-total // len(questions))
@@ -64,8 +64,8 @@ def run_script(
     envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int,
     outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Demonstrations of a script on numbered instances. Episodes with a tool failure are left out; where most have one, they
-    are rolled out again (`trainers.runtime.retry.retry_on_tool_failure`). Processes share the work, and get all episodes."""
+    """Yield demonstrations of a script on numbered instances, without episodes with a tool failure. If most of a batch have one,
+    it is rolled out again (`trainers.runtime.retry.retry_on_tool_failure`). Processes share the work; each gets all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
     policy.keep(*envs.envs[0].formats)
     at_once = envs.num_envs * distributed.world_size()
@@ -85,11 +85,11 @@ def sample(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
     temperature: float, outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Demonstrations of the policy, ``attempts`` at each of these instances, as `run_script`; sampled ids are kept."""
+    """Yield demonstrations of the policy as `run_script` does, ``attempts`` per instance; sampled ids are kept."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
     options: Any = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
     for start in range(0, len(questions), at_once):
-        own = distributed.shard(questions[start : start + at_once])  # none, where there are fewer than processes
+        own = distributed.shard(questions[start : start + at_once])  # empty if there are fewer questions than processes
         run = partial(rollout, envs, policy, engine, questions=own, **options) if own else list
         for episode in _run_together(run, lambda all: sum(t.failed for t in all) / len(all), outage_minutes):
             if not episode.failed:
@@ -109,19 +109,19 @@ def _has_failed(turns: list[dict[str, Any]]) -> bool:
 
 
 def share_failed(episodes: list[list[dict[str, Any]]]) -> float:
-    """The share of scripted episodes with a tool failure."""
+    """Compute the share of scripted episodes with a tool failure."""
     return sum(map(_has_failed, episodes)) / max(len(episodes), 1)
 
 
 def episode_rows(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[BatchRow]:
-    """The turns of a script (`roll_out_many`) as a rollout would have left them; the end token is a target where no ``stop``
-    string ends a turn."""
+    """Convert the turns of a script (`roll_out_many`) to the rows of a rollout. The end token is a target if no ``stop`` string
+    ends the turn."""
     steps: list[Step] = []
     instructions, tools, rewritten = turns[0]["instructions"], turns[0]["tools"], None
     context = policy.prompt_ids(instructions, turns[0]["observation"], tools)
     for turn in turns:
         *read, said = turn["chat"]
-        if rewritten is not None:  # the agent sees what the environment left of the conversation
+        if rewritten is not None:  # the environment has rewritten the context
             context = policy.prompt_ids(instructions, rewritten, tools)
         elif steps:
             context = context + steps[-1].tokens + policy.observation_ids(read, steps[-1].tokens, tools)
@@ -135,8 +135,8 @@ def episode_rows(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> li
 
 
 def split_by_length(rows: list[BatchRow], tokens: int) -> list[list[BatchRow]]:
-    """Sequences in batches of about the same length, the shortest first, of at most so many tokens with padding (a single
-    row may exceed them)."""
+    """Split sequences into batches of about equal length, the shortest first. With padding, a batch has at most ``tokens`` tokens
+    (a single row may have more)."""
     batches: list[list[BatchRow]] = [[]]
     for row in sorted(rows, key=lambda s: len(s.ids)):
         if batches[-1] and (len(batches[-1]) + 1) * len(row.ids) > tokens:
@@ -148,14 +148,14 @@ def split_by_length(rows: list[BatchRow], tokens: int) -> list[list[BatchRow]]:
 def select(
     demonstrations: Iterable[Demonstration], only_solved: bool = True, min_reward: float | None = None, keep: int = 0
 ) -> list[Demonstration]:
-    """Those that are worth imitating, in order. ``only_solved``: drop episodes whose score is below 1; ``min_reward``: drop those
-    that were paid less, conversations stay; ``keep``: of each question so many with the highest returns, no two alike, or all."""
+    """Select demonstrations, in order. ``only_solved``: drop scores below 1. ``min_reward``: drop episodes with a lower
+    return, but no conversations. ``keep``: the most per question, by highest return and without duplicates; 0 keeps all."""
     least = -math.inf if min_reward is None else min_reward
     solved = [d for d in demonstrations if d.score >= 1 or not only_solved]
     good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
     if not keep:
         return good
-    by_question: dict[str, dict[tuple, Demonstration]] = defaultdict(dict)  # the first of those that are alike
+    by_question: dict[str, dict[tuple, Demonstration]] = defaultdict(dict)  # the first of equal demonstrations
     for one in good:
         by_question[one.question].setdefault(tuple(tuple(s.ids) for s in one.rows), one)
     best = (sorted(own.values(), key=lambda d: -(d.episode_return or 0.0))[:keep] for own in by_question.values())
@@ -164,7 +164,7 @@ def select(
 
 
 def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
-    """The scripts that are imitated, of the arguments of `trainers.sft`. Raises a UserError for one that is not there."""
+    """Return the scripts to imitate, by the arguments of `trainers.sft`. Raises a UserError for an unknown script."""
     scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
     if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
         raise UserError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
@@ -174,11 +174,11 @@ def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
 
 
 def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
-    """All that is to be imitated, by the arguments of `trainers.sft`. Raises a UserError if nothing is left of it."""
+    """Collect all demonstrations, by the arguments of `trainers.sft`. Raises a UserError if none is left."""
     scripts, minutes = choose_scripts(args, envs), args.tool_outage_minutes
     told: list[Demonstration] = []
     format_of = envs.envs[0] if args.tool_calls == "environment" else None
-    for path in args.messages:  # first: a wrong line is said before minutes are spent on rollouts
+    for path in args.messages:  # first, so an invalid line is reported before minutes are spent on rollouts
         for question, steps in read_conversations(Path(path), policy, format_of):
             told.append(Demonstration(question=question, rows=to_rows(steps)))
     given = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
@@ -204,23 +204,23 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     longest = min(args.max_length, policy.max_length)
     short = [one for one in kept + told if max(len(s.ids) for s in one.rows) <= longest]
     if not short:
-        raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
+        raise UserError("there is nothing to imitate: no episode was solved, rewarded enough and short enough")
     total = len(made) + len(sampled)
     dropped, failed = total - len(kept), wanted + len(given) - total
-    left_out = f"{dropped} of them not solved, paid too little or alike; {len(kept) + len(told) - len(short)} too long"
+    left_out = f"{dropped} of them unsolved, below --min-reward or beyond --keep; {len(kept) + len(told) - len(short)} too long"
     print(
         f"{len(short)} demonstrations ({total} episodes; {left_out}; {failed} more had a tool failure)", file=sys.stderr
     )
     if envs.envs[0].tools and all(one.calls == 0 for one in short):
-        print("Warning: none of them calls a tool, so to answer from memory is what they teach", file=sys.stderr)
+        print("Warning: none of them calls a tool, so they teach to answer from memory", file=sys.stderr)
     return short
 
 
 def hold_out(
     demonstrations: list[Demonstration], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Those to learn from, and about a ``share`` of the questions held out, at least one each. Where all are of one question,
-    as conversations that begin alike, demonstrations are held out one by one."""
+    """Split demonstrations into those to learn from and those of about a ``share`` of the questions, held out; each part has at
+    least one question. If all have one question, as conversations that begin alike, single demonstrations are held out."""
     by_question = [one.question for one in demonstrations]
     names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
     questions = sorted(set(names))
@@ -233,7 +233,7 @@ def hold_out(
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], policy: Policy) -> None:
-    """Write one a line, as JSON: question, score, return, and of each sequence the ids and where target tokens begin and end."""
+    """Write demonstrations as JSON lines: question, score, return, tokenizer, and each sequence's ids and target spans."""
     tokenizer = _fingerprint(policy)
     lines = []
     for one in demonstrations:
@@ -267,13 +267,13 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
 
 
 def _fingerprint(policy: Policy) -> str:
-    """What tells one tokenizer from another: a hash of its vocabulary."""
+    """Identify the tokenizer by a hash of its vocabulary."""
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
 def target_spans(mask: list[bool]) -> list[tuple[int, int]]:
-    """Find the begin and end of each run of target tokens."""
+    """Find the beginning and end of each run of target tokens."""
     edges = [i for i in range(len(mask) + 1) if (i and mask[i - 1]) != (i < len(mask) and mask[i])]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -4,7 +4,7 @@
 empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268). The rule for a hacked reward is our
 own. The others apply a rule of the same kind to what the papers plot.
 
-All that it reads is logged, as ``monitor/…``, ``train/…`` or ``eval/…``: a resumed run reads its monitor's state back from
+Everything that it reads is logged as ``monitor/…``, ``train/…`` or ``eval/…``, so a resumed run restores its monitor from
 ``metrics.jsonl``.
 """
 
@@ -22,20 +22,20 @@ from trainers.rollouts.statistics import MONITOR
 from trainers.runtime.progress import Progress
 from trainers.trajectory import Step, Trajectory, collate
 
-WINDOW = 10  # the first updates, which are the measure of the later ones, and how long a symptom must last
-FEW = 3  # of them, where a policy may collapse before they are over, and be its own measure
+WINDOW = 10  # updates: the first ones, with which later ones are compared, and how long a symptom must last
+FEW = 3  # least number of first updates to compare with, as a policy may collapse within the first `WINDOW`
 EMPTY_FILTERS = 5
 FAILED_VALIDATIONS, SUCCESS = 5, 0.01
-SPIKE, EMA = 5.0, 0.9  # times the moving average of the gradient norm; its memory
+SPIKE, EMA = 5.0, 0.9  # a spike: times the moving average of the gradient norm; the decay of that average
 HACKED = 3.0  # standard errors by which returns must have risen, and scores fallen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Fires if a statistic is beyond ``bound`` times its first mean for `WINDOW` updates in a row.
+    """A rule that fires if a statistic is beyond ``bound`` times its first mean for `WINDOW` updates in a row.
 
-    The first mean is over `WINDOW` updates. If the rule is not ``exact``, it is over as few as `FEW` of them, those with the
-    largest change. At or below ``least`` there is nothing to lose, or too little to be a growth.
+    The first mean is over `WINDOW` updates. If the rule is not ``exact``, it is over the first `FEW` to `WINDOW` updates: the
+    number that shows the largest change. A fall counts only from a first mean above ``least``, a growth only to a value above it.
     """
 
     symptom: str
@@ -52,7 +52,7 @@ RULES = {  # by statistic
     "entropy": (Rule(symptom="entropy collapsed", bound=0.1), Rule(symptom="entropy exploded", bound=3.0)),
     # mean tokens of a turn
     "response_length": (Rule(symptom="responses shrank", bound=0.25), Rule(symptom="responses grew", bound=4.0)),
-    # mean share of n-grams that occurred before; a fifth is ordinary text, however few there were at first
+    # mean share of n-grams that occurred before; a fifth is normal in text, even if it was lower at first
     "repetition": (Rule(symptom="text repeats itself", bound=2.0, least=0.2),),
     # shares of turns that use a tool, and that could be parsed
     "search_rate": (Rule(symptom="search was given up", bound=0.1, least=0.0),),
@@ -66,7 +66,7 @@ RULES = {  # by statistic
 class Symptom:
     """A symptom of collapse.
 
-    ``name``: what is wrong; ``message``: with its numbers; ``stop``: the RAGEN papers end training here.
+    ``name``: what is wrong; ``message``: the numbers that show it; ``stop``: whether the RAGEN papers end training here.
     """
 
     name: str
@@ -75,21 +75,21 @@ class Symptom:
 
 
 class CollapseMonitor:
-    """Names symptoms of collapse when they begin.
+    """Report symptoms of collapse when they begin.
 
-    Each is named once, and again if it went away and came back.
+    Each symptom is reported once, and again if it disappears and comes back.
 
     Attributes:
-        symptoms: in order: ``update``, ``name``, ``message`` and ``stop`` of each.
+        symptoms: the reported symptoms, each with its ``update``, ``name``, ``message`` and ``stop``.
     """
 
     def __init__(self, score: str):
         self.score, self.symptoms = score, list[dict[str, Any]]()
         self._updates = 0
-        self._first: dict[str, list[float]] = {}  # of each statistic, the first ones
-        self._lasting: dict[str, int] = {}  # of each symptom, for how long it has lasted
+        self._first: dict[str, list[float]] = {}  # by statistic: its first values
+        self._lasting: dict[str, int] = {}  # by symptom: the number of updates for which it has lasted
         self._gradient_norm: float | None = None  # moving average
-        self._first_paid: list[tuple[float, float]] = []  # returns and scores
+        self._first_paid: list[tuple[float, float]] = []  # mean return and score of the first batches
         self._last_paid: list[tuple[float, float]] = []
 
     def record(self, update: int, metrics: Mapping[str, float | None], progress: Progress | None = None) -> bool:
@@ -118,14 +118,14 @@ class CollapseMonitor:
         if {"train/return", f"train/{self.score}"} <= metrics.keys():
             found += self._check_reward(metrics["train/return"], metrics[f"train/{self.score}"])
         success = metrics.get(f"eval/{self.score}", -1.0)
-        if success >= 0:  # what is negative is a return, as of an environment of costs, and no rate of success
+        if success >= 0:  # a negative score is a return, as in an environment with costs, and no rate of success
             message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
             found += self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
         return found
 
     def _check_reward(self, returns: float, score: float) -> list[Symptom]:
-        """The reward is hacked where, of the last `WINDOW` batches against the first ones, the mean return rises and the mean
-        score, the measure that the reward is meant for, falls."""
+        """Check for a hacked reward: from the first `WINDOW` batches to the last ones, the mean return rises, but the mean score,
+        which the reward should measure, falls."""
         if not (math.isfinite(returns) and math.isfinite(score)):
             return []
         first = self._first_paid
@@ -178,12 +178,12 @@ class CollapseMonitor:
 def mutual_information(
     policy: Policy, trajectories: list[Trajectory], args: TrainArgs, prompts: int = 8
 ) -> float | None:
-    """How much the first turns tell about the prompts that they answer, in nats a token: E_i[l_ii − log mean_j exp l_ij].
+    """Estimate how much first turns depend on their prompts, in nats per token: E_i[l_ii − log mean_j exp l_ij].
 
-    The proxy of RAGEN-2, of one episode of each of the first groups. l_ij is the mean over the tokens of turn i of
-    log p(token | prompt j); a sum would say log N as soon as one token names its prompt. Near log N, its most, each prompt has
-    an answer of its own; near 0 the same template answers them all, which entropy does not show. None where fewer prompts differ
-    than there are groups, up to ``prompts``: the bound, log N, must stay where it is.
+    The proxy of RAGEN-2, from one episode of each of the first N groups, at most ``prompts``. l_ij is the mean over the tokens
+    of turn i of log p(token | prompt j); a sum would reach log N as soon as one token names its prompt. Near log N, the maximum,
+    each prompt has its own answer. Near 0 the same template answers all prompts, which entropy does not show. None if fewer
+    than N prompts differ, as the maximum must stay the same.
     """
     by_prompt: dict[tuple[int, ...], Step] = {}
     for trajectory in (t for t in trajectories if t.steps and not t.failed):

@@ -18,13 +18,13 @@ _Sink = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]  # lo
 
 
 class Logger(contextlib.AbstractContextManager):
-    """Appends one JSON line to `folder/metrics.jsonl` for every `log`, and sends the same numbers to each sink.
+    """Append one JSON line to `folder/metrics.jsonl` for every `log`, and send the same numbers to each sink.
 
     Args:
-        folder: of the run. Its name is that of the run in Trackio and W&B, unless their variables name another.
-        config: the arguments of the run, for the sinks to show beside the curves.
-        resume_from: the first step that this run is going to log. Lines of that step and later ones, left by a run
-            that continued after the checkpoint, are dropped, and seconds continue from the last line kept. 0 starts over.
+        folder: of the run. Its name is that of the run in Trackio, and in W&B unless WANDB_NAME is set.
+        config: the arguments of the run, which the sinks show beside the curves.
+        resume_from: the first step that this run will log; 0 starts over. Lines of that step and later ones, which a run wrote
+            after the checkpoint, are dropped. Seconds continue from the last line kept.
     """
 
     def __init__(self, folder: Path | str, sinks: Sequence[str] = (), config: dict | None = None, resume_from: int = 0):
@@ -37,7 +37,7 @@ class Logger(contextlib.AbstractContextManager):
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Record metrics; `step` and the wall seconds since the start are added. NaN and infinity become null."""
+        """Record metrics, with `step` and the wall-clock seconds since the start. NaN and infinity become null."""
         assert not {"step", "seconds"} & set(metrics), "step and seconds are written by the logger"
         numbers = {name: float(value) for name, value in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
@@ -61,7 +61,7 @@ def _keep_before(path: Path, step: int) -> float:
     lines = read_metrics(path) if path.exists() else []
     kept = [line for line in lines if line["step"] < step]
     if step and (dropped := len(lines) - len(kept)):
-        print(f"{path}: the last {dropped} updates are after the checkpoint, and made again", file=sys.stderr)
+        print(f"{path}: the last {dropped} updates are after the checkpoint, and are repeated", file=sys.stderr)
     durable.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept[-1].get("seconds", 0.0) if kept else 0.0
 
@@ -90,7 +90,7 @@ def _open_trackio(folder: Path, config: dict, resume_from: int) -> _Sink:
 def _open_wandb(folder: Path, config: dict, resume_from: int) -> _Sink:
     import wandb
 
-    known = folder / "wandb_id"  # W&B finds a run by its id alone, and two machines may have folders of one name
+    known = folder / "wandb_id"  # the id by which W&B finds a run; folders on two machines may have the same name
     identity = known.read_text().strip() if resume_from and known.is_file() else None
     project, name = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_NAME", folder.name)
     run = wandb.init(project=project, name=name, dir=folder, config=config, id=identity, resume="allow")

@@ -26,7 +26,7 @@ from trainers.trajectory import Trajectory
 
 
 class RLRun:
-    """A run of reinforcement learning: collects episodes, evaluates, logs and saves between the updates of an algorithm.
+    """A run of reinforcement learning: collect episodes, evaluate, log and save between the updates of an algorithm.
 
     Args:
         setup: policy, environments and engine of the run, see `trainers.lifecycle.setup.Setup`.
@@ -46,13 +46,13 @@ class RLRun:
         )  # fmt: skip
         with ExitStack() as stack:
             stack.enter_context(self.run)
-            if not distributed.rank():  # open to the end: the closing table is recorded as well
+            if not distributed.rank():  # open until the end: episodes of the closing table are recorded too
                 writer = EpisodeWriter(setup.folder, self.run.first or None, baselines_again=bool(setup.recorded))
                 self._episodes = stack.enter_context(writer)
             for recorder in setup.recorded:
                 self._record(recorder)
             self._exits = stack.pop_all()
-        if self.run.first and not distributed.rank():  # of weights that are trained further now
+        if self.run.first and not distributed.rank():  # the summary is of the run before it continued
             (setup.folder / SUMMARY_FILE).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class RLRun:
             collected = self.setup.collector.collect(self.setup.envs, self.setup.engine, step.number)
         except ToolsFailed as error:
             self.run.stop(step.number, error)
-        if not any(trajectory.steps for trajectory in collected.sampled):  # a program that answers by itself
+        if not any(trajectory.steps for trajectory in collected.sampled):  # a program that never called the policy
             count = len(collected.sampled)
             told = f"the agent asked the policy for no turn in {count} episodes: nothing can be learned."
             self.run.stop(step.number, RuntimeError(told))
@@ -86,14 +86,14 @@ class RLRun:
         step.log(collected.metrics | sampled)
         self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
-        _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
+        _ = self.policy.tree_attention  # the first use runs passes to find it out, which must not be counted
         self._meter.count = 0
         if (information := mutual_information(self.policy, collected.trajectories, self.args)) is not None:
             step.log({MONITOR + "mutual_information": information})
         return collected.trajectories
 
     def _complete(self, step: UpdateStep) -> None:
-        """Add what an update has shown, and record its episodes with their advantages."""
+        """Add metrics derived from an update, and record its episodes with their advantages."""
         step.log(distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.count)}))
         metrics, score = step.metrics, self.setup.score
         if "filter/kept" in metrics:
@@ -115,9 +115,9 @@ class RLRun:
             self._episodes.write_recorded(recorder)
 
     def evaluate(self, done: int) -> Metrics:
-        """Metrics of held-out questions."""
-        self.setup.collector.update_weights()  # its thread, one step ahead, draws from the same generator
-        # In a random state of its own, so that how often one evaluates changes nothing.
+        """Evaluate on held-out questions; return the metrics."""
+        self.setup.collector.update_weights()  # waits for its thread, one step ahead, which draws from the same generator
+        # With its own random state, so that the number of evaluations does not change the training.
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())
             recorder = self.setup.make_recorder(self.setup.title, "policy", done)
@@ -132,13 +132,13 @@ class RLRun:
         return self.monitor.record(done, metrics, progress) and self.args.stop_on_collapse
 
     def prepare_save(self) -> None:
-        """Wait for the collector, and have the episodes on the disk."""
-        self.setup.collector.update_weights()  # its thread, one step ahead, draws from the same generator
+        """Wait for the collector, and write the episodes to the disk."""
+        self.setup.collector.update_weights()  # waits for its thread, one step ahead, which draws from the same generator
         if not distributed.rank():
             self._episodes.sync()
 
     def describe(self) -> dict[str, Any]:
-        """Further entries in the report of an unfinished run."""
+        """Return further entries for the report of an unfinished run."""
         args, setup = self.args, self.setup
         source = dict(zip(("source", "train_source"), setup.sources, strict=True))
         return {
@@ -167,7 +167,7 @@ class RLRun:
         return distributed.broadcast(summary)
 
     def _summarize(self, rows: list[dict]) -> dict[str, Any]:
-        """The summary of the finished run. ``rows``: of the table; the last one is the trained policy's."""
+        """Make the summary of the finished run. ``rows``: of the table; the last one is the trained policy's."""
         score = self.setup.score
         reached = {row["name"]: row[score] for row in rows}
         return self.describe() | {

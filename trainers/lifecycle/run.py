@@ -1,4 +1,4 @@
-"""A training run, of reinforcement learning and of SFT alike: its folder, learning rates, metrics, checkpoints, and how it ends.
+"""A training run by reinforcement learning or SFT: its folder, learning rates, metrics, checkpoints, and how it ends.
 
 with open_run_dir(args, "sft") as folder:       # several processes, signals, the seed; the folder, which no other run may use
     policy, optimizer, evaluation = ...
@@ -35,7 +35,7 @@ from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
 
 Metrics = dict[str, float]
-_PAGE_SECONDS = 60.0  # report.html of a run that goes on is at most an update and so many seconds old
+_PAGE_SECONDS = 60.0  # after an update, report.html is written again if it is older than this
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class UpdateStep:
     number: int  # from 0
     rng: np.random.Generator = field(default_factory=np.random.default_rng)  # shuffles the minibatches
     metrics: Metrics = field(default_factory=dict)  # of this update
-    figures: Metrics = field(default_factory=dict)  # what the progress shows of it
+    figures: Metrics = field(default_factory=dict)  # for the progress bar
     recorded: list[Trajectory] = field(default_factory=list)  # episodes to record once they have been learned from
-    # Seconds of collecting beyond ``time/rollout`` (tool failures, pauses), which do not count; below 0 if a batch was sampled
-    # while the one before it was learned from.
+    # Seconds of collecting beyond ``time/rollout`` (tool failures, pauses), which do not count. Can be below 0 if the batch was
+    # sampled during the update before.
     waited: float = 0.0
 
     def log(self, metrics: Metrics) -> None:
@@ -64,16 +64,16 @@ class Evaluation(Protocol):
     at_end: bool  # always evaluate after the last update, and keep only what the evaluation chose
 
     def evaluate(self, done: int) -> Metrics:
-        """Metrics of held-out data after so many updates; none if there is no such data."""
+        """Compute metrics of held-out data after ``done`` updates; empty if there is no such data."""
 
     def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
-        """Take the metrics of an update, of a resumed run the earlier ones first; returns whether the run is to end."""
+        """Read the metrics of an update; return whether the run is to end. A resumed run first passes its earlier metrics."""
 
     def prepare_save(self) -> None:
-        """Bring to rest what a checkpoint depends on."""
+        """Finish pending work that a checkpoint depends on."""
 
     def describe(self) -> dict[str, Any]:
-        """Entries of the summary for the report of an unfinished run."""
+        """Return entries of the summary, for the report of an unfinished run."""
 
 
 @contextmanager
@@ -87,15 +87,15 @@ def open_run_dir(args: Any, algorithm: str) -> Iterator[Path]:
 
 
 def measure_share(args: Any, updates: float, most: float, seconds: float) -> float:
-    """The share of a run that is done: of its updates or, if more of it is done, of ``max_seconds``."""
+    """Compute the share of a run that is done: of its updates, or of ``max_seconds`` if that share is larger."""
     return max(updates / most, seconds / args.max_seconds if args.max_seconds else 0.0)
 
 
 def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn.Module]) -> str:
-    """Which loss of an update, or which weight that it trained, is NaN or infinite, in words; "" if all are finite.
+    """Describe a loss of an update, or a trained weight, that is NaN or infinite; "" if all are finite.
 
-    A gradient that is not finite is no step, and does no harm. Such a loss shows that the next ones will be no better, and such
-    a weight makes every number that follows worthless.
+    A gradient that is not finite does no harm, as its step is skipped. After a loss that is not finite, later losses will be no
+    better, and a weight that is not finite makes all later numbers worthless.
     """
     for name, value in metrics.items():
         if name.endswith("loss") and not math.isfinite(value):
@@ -109,22 +109,21 @@ def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn
 
 
 class Run:
-    """The updates of a run, from its latest checkpoint on if it resumes.
+    """The updates of a run; a resumed run continues from its latest checkpoint.
 
     Args:
-        algorithm: its name in the progress.
-        policy: what is trained; ``sampler`` is what rolls out and is saved, if it is another: a whole copy of a sharded policy.
+        algorithm: its name in the progress bar.
+        policy: the policy to train. ``sampler``: the policy that rolls out and is saved, if ``policy`` is a sharded copy of it.
         optimizer: of ``policy`` and ``modules``.
-        modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
-        updates: how many there are at most.
-        extra: what is kept with the best weights.
+        modules: networks and states beside the policy that are trained and saved, by name, such as a critic.
+        updates: their largest number; infinite if ``args.max_seconds`` is the only limit.
+        extra: settings to save with the best weights.
 
     Attributes:
-        done, first, saved: updates so far, before it was resumed, and in the newest checkpoint.
-        seconds: of all updates, rollouts included, evaluations not.
-        lines: the metrics of the run so far.
+        done, first, saved: number of updates so far, before the run was resumed, and in the newest checkpoint.
+        seconds: duration of all updates, with their rollouts and without evaluations.
         best: the best evaluation so far.
-        stopped: whether the evaluation has ended it.
+        stopped: whether the evaluation has ended the run.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Run:
         self.modules, self.extra = modules or {}, extra or {}
         if isinstance(self.policy, ShardedPolicy):
             self.policy.shard([optimizer], self.modules.values())
-        self.full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
+        self.full_rates = [group["lr"] for group in optimizer.param_groups]  # before resume sets scheduled ones
         self._page_at = time.monotonic()
         self.first = self.saved = self.done = (
             run_dir.resume(folder, self.sampler, [optimizer], self.modules) if args.resume else 0
@@ -149,21 +148,21 @@ class Run:
             if not distributed.rank():
                 begin = self.first + 1 if self.first else 0
                 self.logger = stack.enter_context(Logger(folder, args.report_to, asdict(args), begin))
-            self.lines: list[dict] = distributed.broadcast(read_metrics(folder / METRICS_FILE) if self.logger else [])
-            self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)
+            lines: list[dict] = distributed.broadcast(read_metrics(folder / METRICS_FILE) if self.logger else [])
+            self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
             by_time, done = math.isinf(updates), measure_share(args, self.first, updates, self.seconds)
             by_updates = updates, "updates", 0.0 if by_time else done * updates
             total, unit, at = (args.max_seconds, "s", self.seconds) if by_time else by_updates
             self.progress = stack.enter_context(Progress(total, unit, algorithm, at))
             self._exits = stack.pop_all()
-        stops = [evaluation.observe(int(line["step"]), line, None) for line in self.lines]
+        stops = [evaluation.observe(int(line["step"]), line, None) for line in lines]
         was_to_end = (
             bool(stops) and stops[-1] and not (folder / SUMMARY_FILE).exists()
-        )  # and was killed before its report
+        )  # the run was killed before its report
         self.stopped: bool = distributed.broadcast(was_to_end)
         key, sign = evaluation.key, evaluation.sign
-        counted = int(evaluation.at_end)  # the start counts only if weights that do no better need not be kept
-        scores = [line[key] for line in self.lines if line["step"] >= counted and line.get(key) is not None]
+        counted = int(evaluation.at_end)  # with at_end, step 0 does not count: some weights must be kept as the best
+        scores = [line[key] for line in lines if line["step"] >= counted and line.get(key) is not None]
         self.best: float = max(scores, key=lambda score: sign * score, default=-sign * math.inf)
 
     def __enter__(self) -> Self:
@@ -181,7 +180,7 @@ class Run:
         self._evaluate_first()
         with signals.deferring():
             for number in itertools.count(self.first):
-                if self.stopped or number >= self.updates or self._is_out_of_time():  # before it was resumed
+                if self.stopped or number >= self.updates or self._is_out_of_time():  # a resumed run may be over
                     break
                 step, begin = UpdateStep(number=number), time.monotonic()
                 self._set_rates(step)
@@ -203,7 +202,7 @@ class Run:
                     self._write_page(self.done)
 
     def _set_rates(self, step: UpdateStep) -> None:
-        """Set the learning rates to those of the middle of the update, if it takes as long as those before it."""
+        """Set the learning rates for the middle of the update, assuming that it takes the mean time of those before it."""
         middle, spent = step.number + 0.5, distributed.broadcast(self.seconds)
         share = measure_share(self.args, middle, self.updates, spent * middle / step.number if step.number else 0.0)
         factor = learning_rate_factor(self.args.schedule, self.args.warmup, share)
@@ -255,7 +254,7 @@ class Run:
             self._write_page(0)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
-        """The evaluation by its name in the progress; nothing if there was none."""
+        """Return the evaluation under its name in the progress bar; empty if there was none."""
         key = self.evaluation.key
         return {f"held-out {key.removeprefix('eval/')}": metrics[key]} if key in metrics else {}
 
@@ -271,7 +270,7 @@ class Run:
             self.save_best(done, score)
 
     def save_best(self, done: int, score: float | None) -> None:
-        """Write the weights after ``done`` updates as those that come of the run so far."""
+        """Write the weights after ``done`` updates to the folder "best"."""
         run_dir.save_best(self.folder, self.sampler, done, score, self.args, self.extra)
 
     def save(self, done: int) -> None:
@@ -281,7 +280,7 @@ class Run:
         self.saved = done
 
     def _write_page(self, done: int) -> None:
-        """Write the page of the unfinished run, for who looks while it goes on."""
+        """Write report.html of the unfinished run."""
         if not distributed.rank():
             run_dir.write_unfinished_page(self.folder, self.evaluation.describe(), self.describe_share(done))
         self._page_at = time.monotonic()
@@ -298,12 +297,12 @@ class Run:
         signals.exit_by_signal(signal, self.describe_rest())
 
     def describe_rest(self) -> str:
-        """Say what is saved, and how to continue from there."""
+        """Describe what is saved, and how to continue from there."""
         if not self.saved:
             return "There is no checkpoint yet."
         path = self.folder / f"checkpoint-{self.saved}"
         return f"{path} is saved: {self.describe_share(self.saved)}; --resume {self.folder} continues from there."
 
     def describe_share(self, done: int) -> str:
-        """Say how far the run is."""
+        """Describe how far the run is."""
         return f"{done} updates" if math.isinf(self.updates) else f"{done} of {self.updates:.0f} updates"

@@ -31,14 +31,14 @@ BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"
 
 
 class Setup:
-    """Environments, policy and engine of a run, in its folder. Started by torchrun, it is one run of all processes, each of
-    which samples its share of the questions.
+    """Environments, policy and engine of a run, in its folder. Under torchrun, all processes share one run, and each samples its
+    share of the questions.
 
     Attributes:
         sources: of the held-out and of the training questions.
-        policy: what is trained; with several processes it is sharded.
-        sampler: what rolls out and is saved: the policy or, with several processes, a whole copy of it.
-        rows, recorded: of the baselines the rows and, if they have been evaluated now, the episodes.
+        policy: the policy to train; with several processes it is sharded.
+        sampler: the policy that rolls out and is saved; with several processes, ``policy`` is a sharded copy of it.
+        rows, recorded: table rows of the baselines; and their episodes, or none if a resumed run had the rows already.
     """
 
     def __init__(self, args: TrainArgs, algorithm: str, title: str, folder: Path):
@@ -49,7 +49,7 @@ class Setup:
         self.held_out = factory.make_envs(args.env, args.env_kwargs, "validation", episodes_at_once())
         self.score: str = self.held_out.envs[0].PRIMARY_METRIC
         factory.check_splits(self.envs, self.held_out)
-        # Now: an environment that has to be asked is reset by it.
+        # Before any rollout, as this call may reset the environment.
         self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
         self.sampler, self.seconds_cold_start = start_policy(args, self.envs, folder)
         choose_format(self.sampler, args.model, args.env_kwargs, self.envs, self.held_out)
@@ -61,13 +61,13 @@ class Setup:
         self.recorded: list[Recorder] = []
         self._greedy_at, self._greedy = 0, dict[int, Trajectory]()  # of the newest evaluated weights, by question
         self.rows = self._find_baselines()
-        # After the baselines, which need memory for their keys and values: with several processes it is a copy.
+        # After the baselines, which need memory for their keys and values: with several processes the policy is a copy.
         self.policy: Policy = ShardedPolicy(self.sampler) if distributed.world_size() > 1 else self.sampler
 
     def make_recorder(
         self, agent: str, name: str, step: int, *, training: bool = False, tokens: bool = False, in_table: bool = False
     ) -> Recorder:
-        """Make what takes the records of an agent's episodes. ``name`` is the agent in the keys of its records."""
+        """Make the recorder of an agent's episodes. ``name``: the name of the agent in the keys of its records."""
         origin = Origin(
             phase="training" if training else "evaluation", step=step, agent=agent, name=name, in_table=in_table,
             env=self.args.env, split="train" if training else "validation", source=self.sources[training],
@@ -76,9 +76,9 @@ class Setup:
         return Recorder(origin, self.pieces if tokens else None)
 
     def evaluate(self, questions: int, name: str, temperature: float, recorder: Recorder) -> dict:
-        """Evaluate the newest weights on so many held-out questions; returns the row of a table.
+        """Evaluate the newest weights on held-out questions; return the row of a table.
 
-        ``recorder`` takes the records of the episodes; the step of its origin tells which weights they are of.
+        ``questions``: their number. ``recorder`` records the episodes; the step of its origin is that of the weights.
 
         Raises:
             ToolsFailed: tools failed in more than half of the episodes, for ``tool_outage_minutes``.
@@ -96,7 +96,7 @@ class Setup:
     def _roll_out_greedily(
         self, *args: Any, questions: list[int], temperature: float, **options: Any
     ) -> list[Trajectory]:
-        """Roll out one episode of each question; those that the same weights have had already are taken as they are.
+        """Roll out one episode of each question, and reuse episodes that the same weights have rolled out already.
 
         The questions of an evaluation are a subset of the closing table's, which shows the first and the last weights.
         """
@@ -107,13 +107,13 @@ class Setup:
         return [known[number] for number in questions]
 
     def close(self) -> None:
-        """End what runs beside the trainer."""
+        """Stop the collector and the endpoint of the user's program."""
         self.collector.close()
         if self._agent:
             self._agent.close()
 
     def _make_row(self, name: str, run: Callable[[], list[dict]]) -> dict:
-        """The row of the episodes of ``run``, which is called again while tools fail."""
+        """Make the row of the episodes that ``run`` returns; it is called again while tools fail."""
 
         def failed(infos: list[dict]) -> float:
             return sum(info["tool_faults"] > 0 for info in infos) / len(infos)
@@ -122,12 +122,12 @@ class Setup:
         return evaluator.summarize(name, infos, self.score)
 
     def _find_baselines(self) -> list[dict]:
-        """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""
+        """Return the rows of the baselines; a resumed run reads them from its folder, unless other questions are requested."""
         digest = evaluator.data_digest(self.held_out.envs[0])
         requested = {"questions": self.args.final_questions, "source": self.sources[0], "data": digest}
         file, kept = self.folder / BASELINES_FILE, dict[str, Any]()
         if self.args.resume:
-            with suppress(OSError, ValueError):  # no file of ours: they are rolled out again
+            with suppress(OSError, ValueError):  # without a valid file, they are rolled out again
                 kept = json.loads(file.read_text(encoding="utf-8"))
         kept = distributed.broadcast(kept)
         if kept.get("requested") == requested:
@@ -138,8 +138,8 @@ class Setup:
         return rows
 
     def _evaluate_baselines(self) -> list[dict]:
-        """What the trained policy is compared with: Naive RAG if there are questions to search for, the policy before
-        training (greedy, then sampled as in training) and the task's scripted agent."""
+        """Evaluate the baselines: Naive RAG if the questions can be searched for, the policy before training (by greedy decoding,
+        then sampled as in training) and the task's scripted agent."""
         held_out, args, rows = self.held_out, self.args, list[dict]()
         questions, count = sample_instances(held_out.envs[0], args.final_questions), args.final_questions
         searches, scripted = naive_rag.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
@@ -151,7 +151,7 @@ class Setup:
                 self.recorded.append(recorder)
                 progress.update(len(rows) * len(questions))
 
-            progress.update(0)  # with a large model they take minutes
+            progress.update(0)  # shown at once, as a large model takes minutes
             if searches:
                 agent = self.collector.sampler, self.engine
                 rag = partial(naive_rag.run_naive_rag, held_out, *agent, questions, args.max_new_tokens)
@@ -162,14 +162,14 @@ class Setup:
             if scripted:
                 script, name = partial(evaluator.run_script, held_out, questions, scripted), "Scripted agent"
                 add(lambda recorder: self._make_row(name, lambda: script(recorder)), name, "scripted")
-                self.recorded.insert(0, self.recorded.pop())  # it fills every field, see `trainers.episodes.records`
+                self.recorded.insert(0, self.recorded.pop())  # first: it fills every field, see `episodes.records`
         return rows
 
 
 @contextmanager
 def open_setup(args: TrainArgs, algorithm: str, title: str) -> Iterator[Setup]:
-    """Yield the setup of a run, in a folder of its own that has the name of the ``algorithm``; ``title`` is what the trained
-    policy is called in the table."""
+    """Yield the setup of a run, in its own folder with the name of the ``algorithm``. ``title``: the name of the trained policy
+    in the table."""
     with open_run_dir(args, algorithm) as folder:
         setup = Setup(args, algorithm, title, folder)
         try:

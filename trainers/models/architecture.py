@@ -9,32 +9,32 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-_WIDTH = re.compile(r"window(?!_layers|_pattern)|^attention_chunk_size$|^local_attention$")  # no count of layers
+_WIDTH = re.compile(r"window(?!_layers|_pattern)|^attention_chunk_size$|^local_attention$")  # not numbers of layers
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
 
 
 def find_backbone(model: PreTrainedModel) -> torch.nn.Module:
-    """The layers below the head. In Llama 4 ``base_model`` is the model itself."""
+    """Return the layers below the head: ``base_model``, or its inner model in Llama 4, where that is the model itself."""
     if model.base_model is not model:
         return model.base_model
     return next(child for child in model.children() if isinstance(child, PreTrainedModel))
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:
-    """The kinds of layers, "full_attention" and others as `transformers` calls them."""
+    """Return the kinds of layers by their names in `transformers`, such as "full_attention"."""
     if kinds := getattr(config, "layer_types", None):
         return set(kinds)
     return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
 
 
 def local_widths(config: PreTrainedConfig) -> list[int]:
-    """The widths of windows and blocks that attention stays within, in layers of any kind, by the names in the config."""
+    """Return the widths in tokens of windows and blocks that limit attention in any layer, found by their names in the config."""
     return [value for name, value in config.to_dict().items() if _WIDTH.search(name) and type(value) is int and value]
 
 
 @contextmanager
 def narrow_window(config: PreTrainedConfig, width: int) -> Iterator[None]:
-    """Let a sliding window, where there is one, be ``width`` tokens wide: the masks of a pass are made from the config."""
+    """Narrow the sliding window, if there is one, to at most ``width`` tokens: the masks of a pass are made from the config."""
     window = getattr(config, "sliding_window", None)
     if not window or window <= width:
         yield
@@ -47,13 +47,13 @@ def narrow_window(config: PreTrainedConfig, width: int) -> Iterator[None]:
 
 
 def max_positions(config: PreTrainedConfig) -> float:
-    """Tokens of the longest conversation that the model reads, by positions and rope scaling; ``math.inf`` if unlimited."""
+    """Return the most tokens that the model can read, by its positions and rope scaling; ``math.inf`` if unlimited."""
     known: list[Any] = [getattr(config, name, None) for name in _LENGTHS]
     positions: float = next((length for length in known if length), math.inf)
     rope = getattr(config, "rope_parameters", None) or {}
     kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings") or positions
-    if kind in ("dynamic", "longrope"):  # past these the angles depend on the length, also those of cached keys
+    if kind in ("dynamic", "longrope"):  # beyond these, angles depend on the length, even those of cached keys
         return min(positions, original)
-    if kind in ("yarn", "linear"):  # of the others the positions are stretched already
+    if kind in ("yarn", "linear"):  # for other kinds the positions are stretched already
         return max(positions, original * rope["factor"])
     return positions

@@ -12,7 +12,7 @@ from trainers.trajectory import Batch
 class Critic(torch.nn.Module):
     """A transformer with one number as its output: a copy of the policy's layers below a linear layer that starts at zero.
 
-    Beside a policy with a LoRA adapter it trains an adapter of its own on the same frozen layers. With ``shared`` it uses
+    If the policy has a LoRA adapter, the critic trains its own adapter on the same frozen layers. With ``shared`` it uses
     the policy's layers themselves, which both losses then train.
     """
 
@@ -30,7 +30,7 @@ class Critic(torch.nn.Module):
     def forward(self, batch: Batch, states: HiddenStates | None = None) -> torch.Tensor:
         """Compute V_t, float [B, T], from everything before token t; zero if the mask is 0.
 
-        ``states``: `Policy.hidden_states` if already known, for a critic that shares the policy's layers.
+        ``states``: `Policy.hidden_states`, if already computed, for a critic that shares the policy's layers.
         """
         if states is None:
             backbone = self._policy[0].backbone if self.backbone is None else self.backbone

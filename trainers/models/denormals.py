@@ -1,4 +1,4 @@
-"""Numbers below 1e-38, which confident attention is full of and a CPU takes a hundred times as long for."""
+"""Denormal numbers (below 1e-38): confident attention is full of them, and they slow a CPU down a hundredfold."""
 
 import sys
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import torch
 
 @contextmanager
 def flushing_denormals() -> Iterator[None]:
-    """Treat denormal numbers as zero, for good in threads that torch starts inside; saves an eighth of a tiny update."""
+    """Treat denormal numbers as zero, permanently in threads that torch starts inside; saves an eighth of a tiny update."""
     was = sys.float_info.min / 2 == 0.0
-    torch.set_flush_denormal(True)  # does nothing on a processor that can't
+    torch.set_flush_denormal(True)  # has no effect on a CPU that cannot
     try:
         yield
     finally:

@@ -11,20 +11,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from trainers.models.prefix_trees import PrefixTrees
 
-ATTENTION_NAME = "packed_trees"  # as models know it
-LONG = 2**14  # tokens of a row, whose mask of all pairs has 256 MiB
-BLOCK_SIZE = 128  # rows have a multiple of so many tokens: a block of them is skipped or not
+ATTENTION_NAME = "packed_trees"  # its name in a model's configuration
+LONG = 2**14  # tokens of a row whose mask of all pairs takes 256 MiB
+BLOCK_SIZE = 128  # rows have a multiple of this many tokens; whole blocks are skipped
 
 
 def pack_trees(trees: PrefixTrees) -> tuple[dict[str, Any], torch.Tensor]:
     """Put all trees into one row without padding between them.
 
-    Returns the inputs of a model whose attention is `ATTENTION_NAME`, and the node of each of the batch's tokens in the
-    row, int64 [B, T], 0 for padding.
+    Returns the inputs of a model whose attention is `ATTENTION_NAME`; and each batch token's place in the row, int64 [B, T],
+    0 for padding.
     """
     is_node = torch.zeros_like(trees.ids, dtype=torch.bool).flatten()
     is_node[trees.node_index.flatten()] = True
-    is_node[0] = True  # stands for padding, and is the first token of the first tree
+    is_node[0] = True  # the index of padding, and the first token of the first tree
     packed_index = is_node.cumsum(0) - 1
     count, width = int(is_node.sum()), trees.ids.shape[1]
     size = -(-count // BLOCK_SIZE) * BLOCK_SIZE
@@ -53,7 +53,7 @@ def _attention_function(device: str) -> Callable[..., Any]:
 
 @cache
 def _block_mask_function(device: str, is_long: bool) -> Callable[..., BlockMask]:
-    """On the way it makes a mask of all pairs of tokens, unless it is compiled, which takes most of a minute."""
+    """Choose `create_block_mask`, compiled if long (most of a minute): uncompiled, it makes a mask of all pairs of tokens."""
     return torch.compile(create_block_mask, dynamic=True) if is_long and device != "cpu" else create_block_mask
 
 
@@ -66,7 +66,7 @@ def packed_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Run FlexAttention under a mask of `pack_trees`, PyTorch's attention under others; an attention of `transformers`."""
+    """Attention for `transformers`: FlexAttention under a mask of `pack_trees`, PyTorch's attention under other masks."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     # Under autocast the rotary embedding makes them float32.

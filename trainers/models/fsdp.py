@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer states sharded over several processes with FSDP2 (`fully_shard`).
 
-What is sharded is a copy to train. Engines sample from the whole policy, whose weights keep their addresses. Each update
-begins with its weights and ends by copying the trained ones back.
+Only a copy, which is trained, is sharded. Engines sample from the whole policy, whose weights keep their addresses. A run copies
+them into the shards once, at its start, and the trained ones back after each update.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from trainers.trajectory import Batch
 
 
 class _Root(torch.nn.Module):
-    """A model whose weights are gathered while a function runs: its layers are called from outside of its own forward."""
+    """A module that gathers its model's weights while a function runs, which may call layers outside of the model's forward."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -37,12 +37,12 @@ class ShardedPolicy(Policy):
 
     def __init__(self, policy: Policy):
         self.__dict__.update(policy.__dict__)
-        self.tree_attention = policy.tree_attention  # tried while the model is whole
+        self.tree_attention = policy.tree_attention  # chosen while the model is whole
         self.model = copy_trainable(policy.model, policy.model)
         self._root: _Root | None = None
 
     def shard(self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module]) -> None:
-        """Shard the model and what is trained beside it in place, layer by layer; fresh optimizers continue with the shards."""
+        """Shard the model and the other trained ``modules`` in place, layer by layer; fresh ``optimizers`` get the shards."""
         self._root = _Root(self.model)
         _shard([self._root, *(m for m in modules if list(m.parameters()))], optimizers)
 
@@ -54,13 +54,13 @@ class ShardedPolicy(Policy):
 
     @torch.no_grad()
     def read_weights(self, policy: Policy) -> None:
-        """Let the shards have the weights of the whole policy that this is a copy of."""
+        """Copy the weights of the whole policy into the shards."""
         for whole, shard in self._pairs(policy):
             shard.copy_(match_sharding(whole, shard))
 
     @torch.no_grad()
     def write_weights(self, policy: Policy) -> None:
-        """Let the whole policy have the weights of the shards."""
+        """Copy the weights of the shards into the whole policy."""
         for whole, shard in self._pairs(policy):
             whole.copy_(shard.full_tensor())
 
@@ -72,7 +72,7 @@ class ShardedPolicy(Policy):
 
 
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
-    """Clip gradients, sharded or not, by the norm of all of them, which is returned."""
+    """Clip gradients, sharded or not, to a total norm of at most ``most``; return the norm before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, most)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -82,7 +82,7 @@ def _shard(roots: list[torch.nn.Module], optimizers: Iterable[torch.optim.Optimi
     mesh = init_device_mesh(before[0][0].device.type, (world_size(),))
     for root in roots:
         layers = [module for module in root.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*reversed(layers), root):  # what lies inside comes first
+        for module in (*reversed(layers), root):  # inner modules come first
             fully_shard(module, mesh=mesh)
     shards = {
         id(old): new
@@ -95,7 +95,7 @@ def _shard(roots: list[torch.nn.Module], optimizers: Iterable[torch.optim.Optimi
 
 
 def gather_state(state: Any) -> Any:
-    """Put a state's shards together on the CPU of the first process; the others must call this too and get None."""
+    """Gather a state's shards on the CPU of the first process; the others must call this too and get None for them."""
     if isinstance(state, DTensor):
         tensor = state.full_tensor()
         return None if rank() else tensor.cpu()
@@ -105,20 +105,20 @@ def gather_state(state: Any) -> Any:
 
 
 def match_sharding(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, which every process has, sharded as ``like`` is."""
+    """Shard a whole tensor, which every process has, as ``like`` is sharded."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def shard_state(state: dict, optimizer: torch.optim.Optimizer) -> dict:
-    """A whole ``state_dict`` as this process's shards of the optimizer want it."""
+    """Shard an optimizer's whole ``state_dict`` as this process's ``optimizer`` needs it."""
     if world_size() == 1:
         return state
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     of_parameters = {
         number: {n: match_sharding(v, parameters[number]) if torch.is_tensor(v) else v for n, v in values.items()}
         for number, values in state["state"].items()
-        if number in parameters  # where others are missing, the optimizer says so itself
+        if number in parameters  # if any are missing, the optimizer reports it
     }
     return {**state, "state": of_parameters}

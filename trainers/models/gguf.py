@@ -20,12 +20,12 @@ _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown
 
 
 def is_gguf(path_or_id: str | Path) -> bool:
-    """Whether a model is given as a GGUF file, by its name."""
+    """Whether a name is that of a GGUF file."""
     return str(path_or_id).lower().endswith(SUFFIX)
 
 
 def read_config(path_or_id: str | Path, **options: Any) -> PreTrainedConfig:
-    """The configuration of a model, also of one in a GGUF file; its weights are not read. Raises as `AutoConfig` does."""
+    """Read the configuration of a model, also from a GGUF file, without its weights. Raises as `AutoConfig` does."""
     if is_gguf(path_or_id):
         return AutoConfig.from_pretrained(Path(path_or_id).parent, gguf_file=Path(path_or_id).name, **options)
     return AutoConfig.from_pretrained(path_or_id, **options)
@@ -37,11 +37,11 @@ def convert(path: str | Path, has_template: bool = False) -> Path:
     The cache key is the file's path, size and modification time.
 
     Args:
-        has_template: the file need not hold a chat template, since another one is given.
+        has_template: whether another chat template is given, so that the file needs none.
 
     Raises:
         ImportError: the package gguf is not installed.
-        ValueError: no readable GGUF file of a known architecture with a chat template, or the cache is not writable.
+        ValueError: it is no readable GGUF file of a known architecture with a chat template, or the cache is not writable.
     """
     path = Path(path).absolute()
     if not path.is_file():
@@ -70,7 +70,7 @@ def convert(path: str | Path, has_template: bool = False) -> Path:
 
 
 def _read_header(path: Path) -> tuple[str, dict[str, int], bool]:
-    """The architecture, the ids of the special tokens by their names in a tokenizer, and whether there is a chat template."""
+    """Read the architecture, the ids of special tokens by their names in a tokenizer, and whether there is a chat template."""
     try:
         import gguf
     except ImportError as error:
@@ -81,8 +81,8 @@ def _read_header(path: Path) -> tuple[str, dict[str, int], bool]:
             architecture = reader.get_field("general.architecture")
             template = reader.get_field("tokenizer.chat_template")
             fields = {name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_TOKENS.items()}
-    except Exception as error:  # whatever it makes of bytes that are something else
-        raise UserError(f"{path} is not a GGUF file, or not all of one: {error}") from error
+    except Exception as error:  # gguf may fail in any way on other bytes
+        raise UserError(f"{path} is not a GGUF file, or an incomplete one: {error}") from error
     ids = {name: int(field.contents()) for name, field in fields.items() if field}
     return str(architecture.contents()) if architecture else "unknown", ids, bool(template and template.contents())
 
@@ -100,7 +100,7 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
     # Some versions of transformers take bos for eos.
     for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))
-    # The weights are numbers like any others now; these entries take them for packed ones.
+    # The weights are plain numbers here; these entries would still describe them as packed.
     del model.hf_quantizer, model.config.quantization_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

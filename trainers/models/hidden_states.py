@@ -17,7 +17,7 @@ from trainers.trajectory import Batch, BatchRow, collate_rows
 
 
 def has_bfloat16_products(device: str | torch.device) -> bool:
-    """Whether a CPU has bfloat16 matmul. Emulated with AVX-512 it is 5 times as slow as float32, in plain loops 80 times."""
+    """Return whether a device has bfloat16 matmul. CPUs that emulate it take 5 (AVX-512) to 80 times as long as in float32."""
     if torch.device(device).type != "cpu":
         return True
     if platform.machine().lower() in ("x86_64", "amd64") and not (
@@ -28,22 +28,22 @@ def has_bfloat16_products(device: str | torch.device) -> bool:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """Inside, matrix products and attention run in ``dtype``; weights, norms and sums stay as they are."""
+    """Return a context in which matrix products and attention run in ``dtype``; weights, norms and sums stay as they are."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 def round_frozen(model: PreTrainedModel) -> None:
-    """Store the frozen linear layers in bfloat16, in place: the numbers that `autocast` would round them to each time,
-    in half the memory. The embedding and the head stay float32."""
+    """Store the frozen linear layers in bfloat16, in place, as `autocast` would round them in each pass. This halves their
+    memory. The embedding and the head stay float32."""
     head = model.get_output_embeddings()
-    kept = set() if head is None else {*head.modules()}  # with the layers of an adapter
+    kept = set() if head is None else {*head.modules()}  # including the layers of its adapter
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module not in kept and not module.weight.requires_grad:
             module.to(torch.bfloat16)
 
 
 def round_experts(model: PreTrainedModel) -> None:
-    """Store frozen experts, stacked in one tensor each, in bfloat16, in place: their products run in what they are stored in."""
+    """Store frozen experts, which are stacked in single tensors, in bfloat16, in place: their products run in that dtype."""
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False) if name.endswith("experts") else ():
             if not parameter.requires_grad:
@@ -57,14 +57,14 @@ def recompute_activations(model: PreTrainedModel) -> None:
         ValueError: the model has no layers that support it.
     """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    # Nothing in a layer is random, and another thread may be sampling: its generator must not be set back.
+    # Layers draw no random numbers. Another thread may be sampling, and its generator must not be reset.
     enable({"use_reentrant": False, "preserve_rng_state": False})
     if not _checkpointed_layers(model):
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
 
 
 HiddenStates = tuple[torch.Tensor, torch.Tensor]
-"""What `compute_hidden_states` gives: hidden states [N, H], and which of them is each token's [B, T]."""
+"""The result of `compute_hidden_states`: hidden states [N, H], and the index of each token's hidden state [B, T]."""
 
 
 def compute_hidden_states(
@@ -73,10 +73,10 @@ def compute_hidden_states(
     """Compute the last hidden states of a model without its head, in ``dtype``.
 
     Args:
-        tree_attention: by `choose_tree_attention`; "" runs each row by itself.
+        tree_attention: a result of `choose_tree_attention`; "" runs each row by itself.
 
     Returns:
-        float32 [N, H], one for each node of the trees or token; and the node of each token, int64 [B, T], 0 for padding.
+        float32 [N, H], one for each node of the trees or each token; and each token's index among them, int64 [B, T].
     """
     token_cost = token_cost_of(tree_attention)
     trees = None if token_cost is None else build_trees(batch, token_cost)
@@ -87,7 +87,7 @@ def compute_hidden_states(
         # Rows are padded on the right and attention is causal, so no real token attends to padding: no mask is needed.
         inputs, node_index = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
     elif tree_attention in ("packed", "fused"):
-        # Set each time: copies of the model are made before this is known.
+        # Set each time: copies of the model are made before the attention is known.
         _text_config(backbone)._attn_implementation = flex_attention.ATTENTION_NAME
         inputs, node_index = flex_attention.pack_trees(trees)
     elif tree_attention == "rows":
@@ -109,7 +109,7 @@ def token_cost_of(tree_attention: str) -> int | None:
 
 
 class ForwardTokenMeter:
-    """Counts the tokens that go through a model without its head, padding included, in ``count``.
+    """Counter of the tokens that go through a model without its head, padding included, in ``count``.
 
     Passes of copies and recomputed activations do not count.
     """
@@ -123,10 +123,10 @@ class ForwardTokenMeter:
 
 
 def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
-    """Choose how a model runs prefix trees, by comparison with single sequences made of these ids.
+    """Choose how a model runs prefix trees, by comparing each way with single sequences made of ``ids``.
 
-    "packed" into one row, on a GPU, "fused" if the layers are ours then; "rows", layers over nodes and attention over rows,
-    for a wide model on a CPU; "masked", with an attention mask; "" not at all. For all but "masked" gradients are compared too.
+    On a GPU "packed" (one row) or "fused" (the same in our own layers). On a CPU, for a wide model, "rows" (layers over nodes,
+    attention over rows). Else "masked" (an attention mask) or "" (no trees). Except for "masked", gradients must agree too.
     """
     config = _text_config(backbone)
     if layer_kinds(config) != {"full_attention"} or local_widths(config):
@@ -134,7 +134,7 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
     device, usual, starts = next(backbone.parameters()).device, config._attn_implementation, [ids]
     best: list[str] = []
     if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):
-        # All of them in one tree, with branches over many blocks.
+        # All sequences are in one tree, with branches over many blocks.
         best, starts = ["packed"], [((ids * 60)[:60] + (ids[n:] + ids[:n]) * 500)[:500] for n in range(3)]
         if config.model_type in llama_parts.MODEL_TYPES:
             best = ["fused", "packed"]
@@ -145,7 +145,7 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
             reason = _find_difference(backbone, starts, device, dtype, name)
         if reason is None:
             return name
-        warnings.warn(f"updates do not run as {name!r}, and are slower: {reason}", stacklevel=2)
+        warnings.warn(f"updates run without {name!r} attention, which is slower: {reason}", stacklevel=2)
     config._attn_implementation = usual
     with torch.no_grad():
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
@@ -158,9 +158,9 @@ def _text_config(backbone: torch.nn.Module) -> PreTrainedConfig:
 def _find_difference(
     backbone: torch.nn.Module, starts: list[list[int]], device: torch.device, dtype: torch.dtype, tree_attention: str
 ) -> str | None:
-    """Say why trees, each of a sequence and of its first half twice, differ from single sequences; None if they agree.
+    """Say how trees differ from single sequences; None if they agree. Each tree has a sequence and its first half twice.
 
-    Compares hidden states and, where enabled, gradients of some weights.
+    Compares hidden states and, if enabled, gradients of some weights.
     """
     rows = [row for start in starts for row in (start, start[: len(start) // 2] * 2)]
     sequences = [BatchRow(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
@@ -170,8 +170,8 @@ def _find_difference(
     def values(tree_attention: str) -> list[torch.Tensor]:
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
-        weights = [p for p in backbone.parameters() if p.requires_grad][:16]  # of a layer all, and its norms
-        # A frozen copy of a model that recomputes activations asks for gradients, and has none to compare.
+        weights = [p for p in backbone.parameters() if p.requires_grad][:16]  # all of a layer, with its norms
+        # The hidden states of a frozen copy of a model that recomputes activations have gradients, but no weight has.
         if weights and hidden.requires_grad:
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
             found += torch.autograd.grad((found[0] * direction).sum(), weights)
@@ -182,13 +182,13 @@ def _find_difference(
         found = values(tree_attention)
     except torch.cuda.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a model may make of such a mask
+    except Exception as error:  # a model may fail on such a mask in any way
         return str(error) or type(error).__name__
-    # Some gradients are zero: those of the first matrices of a new adapter.
+    # Some gradients are zero, as those of the first matrices of a new adapter.
     errors = [float((x - y).norm() / x.norm().clamp_min(1e-30)) for x, y in zip(expected, found, strict=True)]
-    # In bfloat16 single sequences are off by .05 themselves in some gradients, those of queries and keys.
+    # In bfloat16 some gradients of single sequences, those of queries and keys, are themselves off by 0.05.
     of_values, of_gradients = (1e-3, 1e-2) if dtype == torch.float32 else (0.05, 0.25)
-    if errors[0] <= of_values and all(error <= of_gradients for error in errors[1:]):  # NaN is none
+    if errors[0] <= of_values and all(error <= of_gradients for error in errors[1:]):  # False for NaN
         return None
     return f"hidden states and gradients differ by {errors}"
 
@@ -199,7 +199,7 @@ def _checkpointed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def _recompute_in_training(backbone: torch.nn.Module) -> Iterator[None]:
-    """Put only the layers into training mode, where the library recomputes activations, not the dropout inside them."""
+    """Put layers into training mode, in which the library recomputes activations, but not the dropout modules inside them."""
     layers = _checkpointed_layers(backbone) if torch.is_grad_enabled() else []
     try:
         for layer in layers:

@@ -1,4 +1,4 @@
-"""The KL penalty to the policy that training started from: its place, and the control of its coefficient."""
+"""The KL penalty to the policy that training started from, in the reward or the loss, and its adaptive coefficient."""
 
 import torch
 
@@ -23,8 +23,8 @@ def adaptive_kl_coef(coef: float, kl: float, target: float) -> float:
 class KLPenalty(torch.nn.Module):
     """KL penalty to the starting policy, token by token.
 
-    π_ref is the policy when this is made. k1 goes into the reward, k2 and k3 into the loss; k1's gradient in a loss would be
-    zero in expectation. A module, so a checkpoint keeps an adapted β; the reference's weights are no part of it.
+    π_ref is the policy at construction. k1 goes into the reward, k2 and k3 into the loss; k1's gradient in a loss would be
+    zero in expectation. As a module, it keeps an adapted β in checkpoints, but not the reference's weights.
     """
 
     coef: torch.Tensor
@@ -61,13 +61,13 @@ class KLPenalty(torch.nn.Module):
         return self._args.kl != "k1"
 
     def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
-        """Return the term of each token's loss, [B, T]; zeros if the penalty is in the reward."""
+        """Return the penalty in each token's loss, [B, T]; zeros if the penalty is in the reward."""
         if not self.in_loss:
             return torch.zeros_like(logprobs)
         assert part.reference_logprobs is not None
         return self.coef.item() * {"k2": kl_k2, "k3": kl_k3}[self._args.kl](logprobs, part.reference_logprobs)
 
     def adapt(self) -> None:
-        """After the gradient steps: β towards its target, by the KL of this batch (Ziegler et al. 2019)."""
+        """Adapt β after the gradient steps by the KL of this batch, if there is a target (Ziegler et al. 2019)."""
         if self._args.kl_target and self._measured:
             self.coef.fill_(adaptive_kl_coef(self.coef.item(), self._kl, self._args.kl_target))

@@ -1,4 +1,4 @@
-"""What a Llama-like layer does between its products, on a GPU as few kernels, in sampling and in updates."""
+"""The operations between the matrix products of a Llama-like layer, on a GPU as few kernels, in sampling and in updates."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -19,14 +19,14 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    """RMSNorm of x [..., H], for a product in ``dtype``."""
+    """Apply RMSNorm to x [..., H], for a product in ``dtype``."""
     return rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(dtype)
 
 
 def add_and_normalize(
     x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next hidden states x + change, and their `normalize`."""
+    """Return the next hidden states, x + change, and these after `normalize`."""
     x = x + change
     return x, normalize(x, weight, eps, dtype)
 
@@ -34,7 +34,7 @@ def add_and_normalize(
 def rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: tuple[torch.Tensor, float] | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The rotary embedding of queries or keys [m, w, heads, D], with Qwen3's norm before it."""
+    """Apply the rotary embedding to queries or keys [m, w, heads, D], after Qwen3's norm if there is one."""
     if norm is not None:
         x = normalize(x, *norm, torch.float32)
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(dtype)
@@ -44,20 +44,20 @@ def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[tuple[torch.Tensor, float] | None, ...], keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """The queries [m, w, heads, D] after `rotate`. Keys and values go into these slots [m, w, kv heads] of buffers [N, D]."""
+    """Return the queries [m, w, heads, D] after `rotate`; store keys and values in slots [m, w, kv heads] of buffers [N, D]."""
     keys[slots] = rotate(k, *angles, norms[1], keys.dtype)
     values[slots] = v
     return rotate(q, *angles, norms[0], v.dtype)
 
 
 def gate(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU, the product of two linear layers."""
+    """Combine the outputs of two linear layers by SwiGLU."""
     return silu(x) * up
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a layer does between its products."""
+    """The operations of a layer between its matrix products."""
 
     normalize: Callable[..., torch.Tensor] = normalize
     add_and_normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_and_normalize
@@ -68,10 +68,10 @@ class Parts:
 
 @cache
 def compiled_parts() -> Parts:
-    """`Parts` of one kernel each, for any number of tokens."""
-    # Sampling, updates and comparisons at the start each compile them for themselves: more often than is usual.
+    """Return `Parts` that are compiled to one kernel each, for any number of tokens."""
+    # Sampling, updates and the comparisons at the start each compile their own, more often than PyTorch allows by default.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    # For many tokens it would sum the gradients of a norm by another kernel than for few, with which they are compared.
+    # With mix_order_reduction, kernels that sum a norm's gradients differ between many tokens and the few compared with them.
     if hasattr(torch._inductor.config.triton, "mix_order_reduction"):
         torch._inductor.config.triton.mix_order_reduction = False
     plain = Parts()
@@ -80,15 +80,15 @@ def compiled_parts() -> Parts:
 
 
 def signed_sine(sin: torch.Tensor) -> torch.Tensor:
-    """The library's sine [..., D] as `rotate` takes it."""
+    """Negate the first half of the library's sine [..., D], as `rotate` needs it."""
     half = sin.shape[-1] // 2
     return torch.cat([-sin[..., :half], sin[..., half:]], -1)
 
 
 def use_fused_layers(backbone: torch.nn.Module, fused: bool) -> None:
-    """Let the layers of a model of `MODEL_TYPES` run by `compiled_parts`, or as the library has them.
+    """Let the layers of a model of `MODEL_TYPES` run by `compiled_parts` if ``fused``, or else as in the library.
 
-    What is inside a layer is replaced, not the layer, which the library recomputes and FSDP gathers.
+    Replaces the forward methods inside a layer, not that of the layer, which the library recomputes and FSDP gathers.
     """
     for layer in cast("Iterable[LlamaDecoderLayer]", getattr(backbone, "layers", ())):
         inside: dict[torch.nn.Module, Callable[..., Any]] = {
@@ -102,7 +102,7 @@ def use_fused_layers(backbone: torch.nn.Module, fused: bool) -> None:
 
 
 def _fused_norm(norm: "LlamaRMSNorm", x: torch.Tensor) -> torch.Tensor:
-    """What products read, rounded once for all of them."""
+    """Normalize the input of the next products, rounded once for all of them."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     return compiled_parts().normalize(x, norm.weight, norm.variance_epsilon, dtype)
@@ -116,7 +116,7 @@ def _fused_attention(
     attention: "Qwen3Attention", hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: Any = None, **kwargs: Any,
 ) -> tuple[torch.Tensor, Any]:  # fmt: skip
-    """Attention where trees are packed; elsewhere, as in the library's own sampling, it is the library's."""
+    """Attend over packed trees; with any other mask, as in the library's own sampling, run the library's attention."""
     if not isinstance(attention_mask, BlockMask):
         usual = {"position_embeddings": position_embeddings, "attention_mask": attention_mask, **kwargs}
         return type(attention).forward(attention, hidden_states, **usual)

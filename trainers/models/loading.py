@@ -27,24 +27,24 @@ from trainers.models.hidden_states import has_bfloat16_products, round_experts, 
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
 
-logging.disable_progress_bar()  # they would disturb ours
-_UNPACKED = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}  # packed weights that are read as what they stand for
+logging.disable_progress_bar()  # the library's bars would disturb ours
+_UNPACKED = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}  # packed weights, which are unpacked when read
 
 
 def default_device() -> str:
-    """ "cuda" where there is a GPU, or "cpu"."""
+    """Return "cuda" if there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def episodes_at_once() -> int:
-    """How many episodes an evaluation rolls out at once; on a GPU a step of four times as many takes as long."""
+    """Return how many episodes an evaluation rolls out at once: on a GPU four times as many, as a step takes no longer."""
     return 256 if default_device() == "cuda" else 64
 
 
 def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
-    """Run the float32 products beside bfloat16 layers on a GPU, those of the head, in TF32; holds for the whole process.
+    """Run the head's float32 products, beside bfloat16 layers on a GPU, in TF32; this holds for the whole process.
 
-    Not if the library computes the rotary angles by a matrix product, which needs all digits.
+    They stay in float32 if the library computes the rotary angles by a matrix product, which needs full precision.
     """
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
@@ -106,7 +106,7 @@ def load_policy(
             tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
     except (MemoryError, torch.OutOfMemoryError, UserError):
         raise
-    except Exception as error:  # each library has errors of its own for files that are cut short, changed or another's
+    except Exception as error:  # libraries raise various errors for damaged or foreign files
         raise _explain(path_or_id, error) from error
     check_finite(model.named_parameters(), path_or_id)
     if lora_rank:
@@ -127,13 +127,13 @@ def load_policy(
 
 
 def _ask_hub(path_or_id: str | Path) -> None:
-    """Raise a ValueError at once if a model is to come from the hub, and that is away or has none."""
+    """Raise a ValueError at once if a model is given by hub id, and the hub is unreachable or lacks it."""
     if hub.is_hub_id(path_or_id):
         hub.check_model(str(path_or_id))
 
 
 def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | None:
-    """The model that an adapter is to be put on; None for a model that is no adapter."""
+    """Find the base model of an adapter; None for a model that is not an adapter."""
     try:
         named = None if gguf.is_gguf(path_or_id) else lora.find_base_model(path_or_id)
     except (OSError, ValueError) as error:
@@ -144,10 +144,13 @@ def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | N
         return None
     base = str(base_model or named)
     if not base:
-        raise UserError(f"{path_or_id} is an adapter that does not name its base model: say where that is")
+        raise UserError(f"{path_or_id} does not name its base model: give --base-model, or --model with --checkpoint")
     is_path = Path(base).is_absolute() or gguf.is_gguf(base)
     if is_path and not Path(base).exists():
-        raise UserError(f"{path_or_id} is an adapter of {base}, which is not here: say where its base model is")
+        raise UserError(
+            f"{path_or_id} is an adapter of {base}, which is not here: give its base model (--base-model, or --model "
+            "with --checkpoint)"
+        )
     return base
 
 
@@ -162,11 +165,8 @@ def _to_folder(path_or_id: str | Path, has_template: bool) -> str:
 
 
 def _load_model(folder: str) -> PreTrainedModel:
-    """Load a model in float32; one that reads images too where there is no other.
-
-    Raises:
-        ValueError: there are weights that are packed in another way than `_UNPACKED`, or weights are missing.
-    """
+    """Load a model in float32, as a class that also reads images if the library has no other for it. Raises ValueError if
+    weights are missing, or packed by a method that is not in `_UNPACKED`."""
     config = AutoConfig.from_pretrained(folder)
     auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     packed, options = getattr(config, "quantization_config", None), {}
@@ -177,7 +177,7 @@ def _load_model(folder: str) -> PreTrainedModel:
         options = {"quantization_config": _UNPACKED[method](dequantize=True)}
     loaded: Any = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
     model, found = loaded
-    if missing := sorted(found["missing_keys"]):  # the library would make them up
+    if missing := sorted(found["missing_keys"]):  # the library would initialise them at random
         raise UserError(f"{folder} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
     if packed is not None:
         model._weight_conversions = None  # or they would be saved under the names of the packed ones
@@ -190,19 +190,19 @@ def _load_model(folder: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that are not 64-byte aligned, as from safetensors: CPU kernels would round otherwise after a save."""
+    """Copy weights that are not 64-byte aligned, as from safetensors: CPU kernels would round differently after a save."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
             parameter.data = parameter.data.clone()
 
 
 def _has_tokenizer(path_or_id: str | Path) -> bool:
-    """Whether an adapter, in a folder or on the hub, has a tokenizer of its own: many do not, and use that of their base."""
+    """Whether an adapter, in a folder or on the hub, has its own tokenizer: many do not, and use that of their base."""
     return cached_file(path_or_id, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None
 
 
 def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer as tokenizer.json has it: AutoTokenizer replaces it by the model type's own for some types."""
+    """Load the tokenizer in tokenizer.json. For some model types AutoTokenizer would replace it by the type's default."""
     path_or_id = _to_folder(path_or_id, has_template=True)
     try:
         return PreTrainedTokenizerFast.from_pretrained(path_or_id)

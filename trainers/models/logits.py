@@ -12,8 +12,8 @@ from trainers.models.architecture import find_backbone
 from trainers.models.products import linear
 from trainers.runtime.errors import UserError
 
-# In one part; the backward pass has four to seven times as many at once. On a GPU more: each part reads the head's weights, and
-# adds to their gradients, which at 2**24 takes a tenth of a 3 B model's update.
+# Logits of one part; the backward pass holds four to seven times as many. A GPU takes more: each part reads the head's weights
+# and adds to their gradients, which at 2**24 takes a tenth of a 3 B model's update.
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**26
 
 
@@ -25,24 +25,24 @@ class AfterHead:
     cap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits [..., V] that the model samples from."""
+        """Change a head's output into the logits [..., V] that the model samples from."""
         if self.scale != 1:
             logits = logits * self.scale
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
-_SMALL, _LARGE = 2.0**-10, 1e6  # outputs of a head that show what it is scaled by, and its cap
+_SMALL, _LARGE = 2.0**-10, 1e6  # outputs of a head that reveal its scale and its cap
 
 
 @torch.no_grad()
 def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
-    """Find what a model does to the output of its head, by putting known numbers in its place.
+    """Find what a model does to the output of its head, by replacing that output with known numbers.
 
     Args:
         ids: int64 [1, T], any tokens.
 
     Raises:
-        ValueError: the head reads something else than the last hidden states, or its output is neither scaled nor capped.
+        ValueError: there is no head, it reads something else than the last hidden states, or its output is changed otherwise.
     """
     kind, head = type(model).__name__, model.get_output_embeddings()
     inputs: list[torch.Tensor] = []
@@ -61,7 +61,7 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
         found = model(ids.expand(3, -1), use_cache=False).logits.float()
     finally:
         hook.remove()
-    # Again three rows: of one row other kernels compute something else, in a deep model in TF32 by more than a percent.
+    # Three rows again: for one row other kernels run, whose results in TF32 differ by over a percent in a deep model.
     hidden = find_backbone(model)(ids.expand(3, -1), use_cache=False)[0].float()
     same_shape = len(inputs) == 1 and inputs[0].shape == hidden.shape
     if not same_shape or (inputs[0].float() - hidden).abs().max() > 1e-2 * hidden.abs().max():
@@ -74,7 +74,7 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
 
 
 def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Compute float32 logits [..., V] of hidden states [..., H], whatever the layers ran in."""
+    """Compute float32 logits [..., V] of hidden states [..., H], whatever dtype the layers ran in."""
     with torch.autocast(hidden.device.type, enabled=False):
         if type(head) is torch.nn.Linear:
             return linear(hidden.float(), head.weight, head.bias)
@@ -82,7 +82,7 @@ def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def max_logits(device: torch.device) -> int:
-    """How many logits a part has: 64 MiB, on a GPU up to 256 MiB, which with the backward pass is 1/64 to 1/36 of its memory."""
+    """Return the most logits in a part: 64 MiB, on a GPU up to 256 MiB (1/64 to 1/36 of its memory in the backward pass)."""
     if device.type != "cuda":
         return MAX_LOGITS
     return min(MAX_LOGITS_ON_GPU, torch.cuda.get_device_properties(device).total_memory // 1024)
@@ -100,7 +100,7 @@ def token_logprobs(
 
     Args:
         logits_of: hidden states [n, H] to float32 logits [n, V].
-        hidden: [N, H], each of which may have been drawn from several times.
+        hidden: [N, H]; several tokens may have been drawn from one hidden state.
         rows: int64 [M], the hidden state that each token was drawn from.
         targets: int64 [M], the tokens.
 
@@ -110,7 +110,7 @@ def token_logprobs(
 
     def part(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = (logits_of(hidden) / temperature).log_softmax(-1)
-        chosen = logprobs[rows, targets]  # before the entropy, which then is not computed again for the backward pass
+        chosen = logprobs[rows, targets]  # before the entropy, so that the backward pass does not recompute it
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             uncertainty = entropy(logprobs)
         return chosen, uncertainty
@@ -120,7 +120,7 @@ def token_logprobs(
     size = max(1, max_logits(hidden.device) // logits_of(hidden[:1].detach()).shape[-1])
     if len(hidden) <= size:
         return part(hidden, rows, targets)
-    # The tokens in the order of the hidden states that they were drawn from, and how many each part has.
+    # Order the tokens by the hidden states that they were drawn from, and count those of each part.
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows // size, minlength=-(-len(hidden) // size)).tolist()
     chosen, uncertainty = [], []

@@ -21,9 +21,9 @@ _PREFIX = "base_model.model."  # before every name in a saved adapter
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
-    """Freeze the model and put a new adapter beside all its linear layers but the head. Raises ImportError without peft.
+    """Freeze the model and put a new adapter beside all its linear layers except the head. Raises ImportError without peft.
 
-    It warns if experts, which are no linear layers, stay frozen.
+    Warns if experts, which are not linear layers, stay frozen.
     """
     peft, excluded = _peft(), _find_uncalled(model)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -38,9 +38,9 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
 
 @torch.no_grad()
 def _find_uncalled(model: PreTrainedModel) -> list[str]:
-    """Last names of linear layers that are not called for a tensor: their weights are read, and an adapter would be idle.
+    """Find the last names of linear layers that are never called, or return no tensor: an adapter there would have no effect.
 
-    With the kernels of state spaces, which have a matrix D, that is their output layer.
+    Their weights are read directly, as state-space kernels read those of the output layer. Such layers have a matrix D.
     """
     linear: dict[torch.nn.Module, str] = {
         module: name.rpartition(".")[2]
@@ -50,7 +50,7 @@ def _find_uncalled(model: PreTrainedModel) -> list[str]:
     called: set[str] = set()
 
     def mark(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.is_tensor(output):  # and no router's two
+        if torch.is_tensor(output):  # a router returns two
             called.add(linear[module])
 
     hooks = [module.register_forward_hook(mark) for module in linear]
@@ -71,7 +71,7 @@ def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:
 
 
 def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
-    """Overwrite the weights of the model's adapter by a saved one's. Raises ValueError for other layers, NaN or infinity."""
+    """Load a saved adapter's weights into the model's adapter. Raises ValueError for other layers, NaN or infinity."""
     peft = _peft()
     saved = peft.utils.load_peft_weights(str(path_or_id), device="cpu")
     check_finite(saved.items(), path_or_id)
@@ -87,14 +87,14 @@ def has_lora(model: PreTrainedModel) -> bool:
 
 
 def name_base_model(model: PreTrainedModel, name: str) -> None:
-    """Let the model's adapter, once it is saved, say that it belongs to ``name``, a folder or a hub id."""
+    """Set the base model that the model's adapter names when it is saved: a folder or a hub id."""
     for config in cast(Any, model).peft_config.values():
         config.base_model_name_or_path = name
     model.name_or_path = name
 
 
 def find_base_model(path_or_id: str | Path) -> str | None:
-    """Return what a saved adapter was trained on, "" if it does not say, None for a model that is no adapter."""
+    """Return the base model that a saved adapter names, "" if it names none, or None for a model that is not an adapter."""
     if find_adapter_config_file(str(path_or_id)) is None:
         return None
     return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path or ""
@@ -106,7 +106,7 @@ def trainable_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def copy_trainable(obj: T, model: torch.nn.Module) -> T:
-    """A deep copy to train by itself. It shares the frozen weights of ``model``, which are not copied."""
+    """Make a deep copy to train separately. It shares the frozen weights of ``model`` instead of copying them."""
     return copy.deepcopy(obj, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
@@ -120,8 +120,8 @@ def make_reference(policy: Policy) -> Policy:
 
 
 def merged_weight(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return a linear layer's weight with its active adapters added in float32, and its bias if it has one; an empty list
-    for a layer of another kind, or an adapter that is not plain LoRA."""
+    """Return a linear layer's weight with its active adapters added in float32, and its bias if it has one. The list
+    is empty for a layer of another kind, or an adapter that is not plain LoRA."""
     if type(module) is torch.nn.Linear:
         return [module.weight, *([] if module.bias is None else [module.bias])]
     adapted = cast(Any, module)
@@ -142,7 +142,7 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
     model.add_adapter(config)
     for module in cast(Any, model).modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # it would make its input float32, which autocast rounds again
+            module.cast_input_dtype_enabled = False  # it would cast its input to float32, which autocast rounds again
     base = config.base_model_name_or_path
     if base and Path(base).exists():  # a saved adapter must find its base from any folder
         config.base_model_name_or_path = str(Path(base).absolute())

@@ -1,4 +1,4 @@
-"""A batch in parts that fit into memory, each for one pass through a model, and what is computed of it in such parts."""
+"""Splitting a batch into parts that fit into memory, one forward pass each, and computing values part by part."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +12,10 @@ from trainers.trajectory import Batch
 
 
 def split_rows(batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST) -> list[torch.Tensor]:
-    """Split the rows of a batch into parts of at most ``max_tokens`` tokens, padding included; int64 [b] each.
+    """Split the rows of a batch into parts of at most ``max_tokens`` tokens, padding included; row numbers, int64 [b] each.
 
-    Rows that share a prefix are side by side, the longest first. A single row may exceed the limit. ``token_cost``: see
-    `group_by_prefix`; None for a model that runs each row by itself.
+    Rows that share a prefix are neighbours; the longest groups come first. A single row may exceed the limit. ``token_cost``:
+    see `group_by_prefix`; None for a model that runs each row by itself.
     """
     ids = strip_padding(batch)
     alone = (([(row, 0)], len(own)) for row, own in enumerate(ids))
@@ -37,8 +37,8 @@ def split_rows_of_rank(
 ) -> list[tuple[torch.Tensor, bool]]:
     """Return this process's parts of a batch that all processes hold, and whether each counts.
 
-    All processes pass through a sharded model at once, so those with fewer parts add rows that count for nothing. Each gets
-    about as many tokens, and neighbours, which share prefixes.
+    All processes pass through a sharded model at once, so those with fewer parts add rows that do not count. Each process gets
+    about the same number of tokens, in neighbouring rows, which share prefixes.
     """
     rank, world_size = distributed.rank(), distributed.world_size()
     if world_size == 1:
@@ -58,8 +58,8 @@ def micro_batches(
     """Split rows of a batch into parts for gradient accumulation.
 
     Yields:
-        Each part and the factor of its loss: FSDP averages gradients and ours are a sum, so it is the number of processes,
-        or 0 for a part that only keeps them in step.
+        Each part and the factor of its loss. FSDP averages gradients but the loss is a sum, so the factor is the number of
+        processes. It is 0 for a part that only keeps processes in step.
     """
     if not len(rows):
         return
@@ -90,7 +90,7 @@ def compute_logprobs(policy: Policy, batch: Batch, temperature: float, max_token
 def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
     """Return the batch without an action mask, for the paper's ablation (Agent-R1, table 3).
 
-    From the first sampled token on, observations count as sampled in the turn before, with the policy's log-probabilities.
+    From the first sampled token on, observations count as sampled by the turn before, with the policy's log-probabilities.
     """
     columns = torch.arange(batch.mask.shape[1], device=batch.mask.device)
     first = torch.where(batch.mask, columns, batch.mask.shape[1]).min(1).values

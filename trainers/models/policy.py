@@ -25,8 +25,8 @@ from trainers.trajectory import Batch
 class Policy(ChatTokens):
     """Token ids in, token ids and log-probabilities out; a conversation is built from ids (`ChatTokens`).
 
-    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike. ``thinking``: see `ChatTokens`; or the
-    number of tokens that the thoughts of a turn may take, ``thought_tokens``, which turns the switch on where there is one.
+    ``dtype``: bfloat16 or float32, in which layers run for sampling and training alike. ``thinking``: see `ChatTokens`. A number
+    is the budget in tokens for the thoughts of a turn (``thought_tokens``), and turns thoughts on if there is a switch.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -38,19 +38,19 @@ class Policy(ChatTokens):
         eos_ids = model.generation_config.eos_token_id
         super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids], thinking)
         self.thought_tokens = int(thinking) if thinking.isdecimal() else None
-        # Without dropout, or a rollout and its update would see two different policies.
+        # Without dropout: it would make the policies of a rollout and of its update differ.
         self.model, self.dtype = model.eval(), dtype
         if self.pad_id >= cast(torch.Tensor, model.get_input_embeddings().weight).shape[0]:
-            self.pad_id = 0  # a token of the tokenizer's alone; any will do
+            self.pad_id = 0  # only the tokenizer has this token; any other will do
         if self.device.type == "cuda":
-            # cuDNN's attention plans for each shape anew, and here shapes change all the time.
+            # cuDNN's attention makes a plan for each new shape, and here shapes change all the time.
             torch.backends.cuda.enable_cudnn_sdp(False)
         with self.autocast():
             self.after_head = find_after_head(model, torch.tensor([self._sample[:8]], device=self.device))
 
     @cached_property
     def tree_attention(self) -> str:
-        """How rows with common prefixes are run, by `choose_tree_attention`: found at the first update."""
+        """How rows with common prefixes are run: the result of `choose_tree_attention`, computed at first use."""
         return choose_tree_attention(self.backbone, self._sample, self.dtype)
 
     @property
@@ -65,11 +65,11 @@ class Policy(ChatTokens):
 
     @property
     def max_length(self) -> float:
-        """Tokens of the longest conversation that the model reads: `max_positions`."""
+        """Tokens of the longest conversation that the model can read, by `max_positions`."""
         return max_positions(self.model.config.get_text_config())
 
     def check_turn_length(self, max_new_tokens: int) -> None:
-        """Raise a UserError if a turn of so many tokens leaves no room for a prompt in what the model reads."""
+        """Raise a UserError if turns of ``max_new_tokens`` leave no room for a prompt in the tokens that the model reads."""
         if max_new_tokens >= self.max_length:
             raise UserError(
                 f"max_new_tokens is {max_new_tokens}, and the model reads {self.max_length:.0f} tokens, prompt and turn "
@@ -82,7 +82,7 @@ class Policy(ChatTokens):
         return self.model.device
 
     def autocast(self) -> torch.autocast:
-        """The precision that the layers run in."""
+        """Return the autocast context that the layers run in."""
         return autocast(self.device, self.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -90,14 +90,14 @@ class Policy(ChatTokens):
         return self.after_head(compute_logits(self.model.get_output_embeddings(), hidden))
 
     def to_model_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
-        """A bool mask [B, 1, T, S], true where a token attends, in the form that the model's attention takes."""
+        """Convert a bool mask [B, 1, T, S], true where a token attends, to the form that the model's attention takes."""
         if self.model.config.get_text_config()._attn_implementation != "eager":
             return attention_mask
         blocked = torch.finfo(torch.float32).min
         return torch.zeros(attention_mask.shape, device=attention_mask.device).masked_fill(~attention_mask, blocked)
 
     def hidden_states(self, batch: Batch) -> HiddenStates:
-        """The last hidden states of the model, and which of them is each token's: `compute_hidden_states`."""
+        """Compute the last hidden states, and the index of each token's hidden state, by `compute_hidden_states`."""
         return compute_hidden_states(self.backbone, batch, self.dtype, self.tree_attention)
 
     def logprobs(
@@ -105,7 +105,7 @@ class Policy(ChatTokens):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute log-probability and entropy of each action token, over prefix trees; observations cost no logits.
 
-        ``states``: `hidden_states` of the batch, if already known.
+        ``states``: `hidden_states` of the batch, if already computed.
 
         Returns:
             Two float32 [B, T] tensors, zero if the mask is 0; the second has a gradient only with ``entropy_gradient``.
@@ -119,12 +119,12 @@ class Policy(ChatTokens):
 
 
 def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Put one value for each set position of ``mask`` in its place, zeros elsewhere."""
+    """Put one value at each set position of ``mask``, in order, and zeros elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> None:
-    """Raise a UserError naming the first tensor with NaN or infinity; of a sharded one, this process's part is checked."""
+    """Raise a UserError naming the first tensor with NaN or infinity; of a sharded one, only this process's part is checked."""
     parts = ((name, t.to_local() if isinstance(t, DTensor) else t) for name, t in tensors)
     named = [(name, part.detach()) for name, part in parts if part.is_floating_point()]
     if not named:

@@ -15,22 +15,22 @@ from trainers.trajectory import Batch
 # The cost of a token apart from attention, in units of one query-key pair: about 6 times the width of a transformer with
 # the usual layers, here 170. In a wider model more sequences would be worth grouping.
 TOKEN_COST = 1000
-# Where pairs that are masked cost nothing, whatever is shared is saved.
+# If masked pairs cost nothing, sharing any prefix saves time.
 TOKEN_COST_WITHOUT_MASK = 10**9
 
 
 @dataclass(slots=True, kw_only=True)
 class PrefixTrees:
-    """The rows of a batch as prefix trees, of which each is a row here and each token is a node."""
+    """The rows of a batch as prefix trees: each tree is one row here, and each of its tokens is a node."""
 
-    ids: torch.Tensor  # int64 [R, L], the tokens of each tree in depth-first order; 0 behind the last
+    ids: torch.Tensor  # int64 [R, L], the tokens of each tree in depth-first order; 0 after the last
     positions: torch.Tensor  # int64 [R, L], how many ancestors a node has
-    subtree_ends: torch.Tensor  # int64 [R, L], the column behind a node's last descendant
+    subtree_ends: torch.Tensor  # int64 [R, L], the column after a node's last descendant
     node_index: torch.Tensor  # int64 [B, T], the node of each of the batch's tokens, in the flattened trees; 0: padding
 
     @property
     def attention_mask(self) -> torch.Tensor:
-        """Bool [R, 1, L, L], which nodes each one attends to: its ancestors and itself."""
+        """The nodes that each node attends to, its ancestors and itself: bool [R, 1, L, L]."""
         column = torch.arange(self.ids.shape[1], device=self.ids.device)
         return ((column <= column[:, None]) & (column[:, None] < self.subtree_ends[:, None]))[:, None]
 
@@ -38,14 +38,14 @@ class PrefixTrees:
 def group_by_prefix(
     ids: list[list[int]], max_tokens: float = float("inf"), token_cost: int = TOKEN_COST
 ) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Group sequences into trees where they cost less together than apart.
+    """Group sequences into trees if they cost less together than apart.
 
     Args:
-        max_tokens: of a tree, unless it is a single sequence.
+        max_tokens: limit for the tokens of a tree; a single sequence may exceed it.
         token_cost: the cost of a token apart from attention, in units of one query-key pair.
 
     Yields:
-        A tree's sequences, each with the length of the prefix shared with the one before; and the tree's number of tokens.
+        A tree's sequences, each with the length of the prefix that it shares with the one before; and the tree's token count.
     """
 
     def cost(num_tokens: int) -> int:
@@ -54,7 +54,7 @@ def group_by_prefix(
     order = sorted(range(len(ids)), key=ids.__getitem__)
     tree, size = [(order[0], 0)], len(ids[order[0]])
     for previous, row in itertools.pairwise(order):
-        shared, alone = _common_prefix_length(ids[previous], ids[row]), len(ids[row])
+        shared, alone = common_prefix_length(ids[previous], ids[row]), len(ids[row])
         together = size + alone - shared
         if shared and together <= max_tokens and cost(together) < cost(size) + cost(alone):
             tree.append((row, shared))
@@ -65,7 +65,8 @@ def group_by_prefix(
     yield tree, size
 
 
-def _common_prefix_length(a: list[int], b: list[int]) -> int:
+def common_prefix_length(a: list[int], b: list[int]) -> int:
+    """Count the ids that two rows share at the start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -75,7 +76,7 @@ def strip_padding(batch: Batch) -> list[list[int]]:
 
 
 def build_trees(batch: Batch, token_cost: int = TOKEN_COST) -> PrefixTrees:
-    """The rows of a batch as prefix trees, as many as there are rows if no two of them are worth grouping."""
+    """Build the prefix trees of a batch: one tree per row if no two rows are worth grouping."""
     ids = strip_padding(batch)
     groups = list(group_by_prefix(ids, token_cost=token_cost))
     width = max(size for _, size in groups)

@@ -8,9 +8,9 @@ MIN_WIDTH = 512  # of x; a narrower weight stays in a core's cache
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """PyTorch's `linear` of x [..., K] and a weight [N, K].
+    """Apply a linear layer with a weight [N, K] to x [..., K].
 
-    On a CPU that is up to three times as slow for a few tokens as the product with the weight on the left (docs/speed.md).
+    For a few float32 tokens on a CPU the weight is the left factor, which is up to three times as fast (docs/speed.md).
     """
     tokens = x.numel() // x.shape[-1]
     is_slow = x.device.type == "cpu" and tokens in FEW_TOKENS and x.shape[-1] >= MIN_WIDTH

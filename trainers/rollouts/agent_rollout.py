@@ -1,4 +1,4 @@
-"""Episodes of a program: what `trainers.rollouts.rollout.rollout` does for the policy by itself."""
+"""Roll out episodes of a program; `trainers.rollouts.rollout.rollout` does so for the policy itself."""
 
 import itertools
 import secrets
@@ -23,27 +23,27 @@ from trainers.rollouts.timing import Timing
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
 
-_MOST_TOLD = 5  # kinds of failures
+_MOST_TOLD = 5  # kinds of failures to warn of
 
 
 class AgentRollout:
-    """Lets a program act in environments, with the policy at an endpoint. Called as `trainers.rollouts.rollout.rollout`.
+    """Lets a program act in environments, with the policy at an endpoint. Called like `trainers.rollouts.rollout.rollout`.
 
     Args:
         agent: "module:function", or a command.
-        timeout: seconds that the program may take between its calls.
-        max_calls: of an episode.
+        timeout: the longest time between two calls of the program, in seconds.
+        max_calls: the most calls of an episode.
     """
 
     def __init__(self, agent: str, timeout: float = 300.0, max_calls: int = 50):
-        from trainers.agents.endpoint import Endpoint  # FastAPI, which no other run needs
+        from trainers.agents.endpoint import Endpoint  # imports FastAPI, which no other run needs
 
         self.program, self._timeout, self._max_calls = load_program(agent), timeout, max_calls
-        self._episodes: dict[str, Episode] = {}  # those that run, by their keys
+        self._episodes: dict[str, Episode] = {}  # the running ones, by key
         self._endpoint = Endpoint(self._episodes.get)
         if isinstance(self.program, Function):
             self.program.find = self._episodes.get
-        self._told: set[str] = set()  # kinds of failures of the program
+        self._told: set[str] = set()  # kinds of failures that were warned of
         self._slots = threading.Semaphore(AT_ONCE if isinstance(self.program, Command) else 2**16)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class AgentRollout:
             for key, episode in keys.items():
                 episode.submit = partial(dispatcher.submit, episode)
                 episode.cancel = partial(self.program.cancel, tasks[key])
-                if self._slots.acquire(blocking=False):  # counted from now on: calls wait for those of all that run
+                if self._slots.acquire(blocking=False):  # counts as running from now on: a batch waits for its calls
                     episode.running, episode.since = True, time.monotonic()
                 threading.Thread(target=self._run, args=(tasks[key], episode, dispatcher), daemon=True).start()
             dispatcher.run(episodes)
@@ -92,7 +92,7 @@ class AgentRollout:
         return [episode.trajectory for episode in episodes]
 
     def _run(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
-        """The episode's thread."""
+        """Run the program; the body of the episode's thread."""
         if not episode.running:
             self._slots.acquire()
             with dispatcher.changed:
@@ -115,19 +115,19 @@ class AgentRollout:
 
 
 def cause_of_failure(trajectory: Trajectory) -> str:
-    """Why the program failed; "" if it did not, or a tool did."""
+    """Return why the program failed; "" if it did not fail, or if a tool failed."""
     failed = trajectory.failed and not trajectory.tool_faults
     return str(trajectory.messages[-1]["content"]) or "no reason is known" if failed else ""
 
 
 def stop_if_all_failed(failed: Sequence[bool], causes: Sequence[str]) -> None:
-    """Raise ToolsFailed if all episodes of a batch or an evaluation failed, at least half of them by the program: another try
-    would not help. ``causes``: of each episode, by `cause_of_failure`."""
+    """Raise ToolsFailed if all episodes of a batch or an evaluation failed, at least half of them because of the program.
+    Rolling out again would not help. ``causes``: the `cause_of_failure` of each episode."""
     if failed and all(failed) and 2 * sum(map(bool, causes)) >= len(failed):
         first = next(filter(None, causes))
         raise ToolsFailed(f"the agent failed in all {len(failed)} episodes; in the first: {first}")
 
 
 def draw_seeds(count: int) -> list[int]:
-    """A seed for the noise of each of so many episodes, from the process's random numbers."""
+    """Draw ``count`` seeds for the noise of episodes from torch's global generator."""
     return torch.randint(2**62, (count,)).tolist()

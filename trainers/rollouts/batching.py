@@ -1,7 +1,7 @@
-"""The update of every algorithm around its loss.
+"""The parts of an update that all algorithms share, apart from the loss.
 
-Before it: filters of groups, a penalty for long turns, the tensors of a batch, importance weights for another sampler, and
-the log-probabilities of the reference of a KL penalty. Around it: minibatches and metrics.
+Before the gradient steps: group filters, a penalty for long turns, the tensors of a batch, importance weights for another
+sampler, and reference log-probabilities for a KL penalty. During them: minibatches and metrics.
 """
 
 import math
@@ -28,17 +28,17 @@ Metrics = dict[str, float]
 
 GROUP_FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "mixed": group_filters.mixed_groups,
-    "outcome": group_filters.mixed_groups,  # of scores in place of returns
+    "outcome": group_filters.mixed_groups,  # of scores instead of returns
     "uncertain": group_filters.most_uncertain,
     "signal": group_filters.most_signal,
 }
 
 
 def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Trajectory]:
-    """The episodes of the groups that ``args.filter`` keeps.
+    """Return the episodes of the groups that ``args.filter`` keeps.
 
     Raises:
-        ValueError: a reward is no number, or an episode's return is not finite; a filter would drop its group silently.
+        ValueError: a reward is not a number, or an episode's return is not finite. A filter would drop its group silently.
     """
     if wrong := [step.reward for t in trajectories for step in t.steps if not isinstance(step.reward, Real)]:
         raise UserError(f"the reward of a step must be a number, got {wrong[0]!r}")
@@ -56,11 +56,11 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
 def refill_groups(
     sampled: list[Trajectory], sample: Callable[[], list[Trajectory]], args: TrainArgs
 ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
-    """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): sample until ``questions_per_update`` groups hold
-    returns that differ, for ``args.dynamic_sampling`` more batches at most.
+    """Sample until the filter keeps ``questions_per_update`` groups, with at most ``args.dynamic_sampling`` more batches.
 
-    ``sampled`` is the first batch, ``sample`` samples another one, of other questions. Returns all episodes; those to learn from,
-    which are all of them where nothing is refilled; and metrics.
+    This is DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476). ``sampled`` is the first batch; ``sample`` samples another
+    one of other questions. Returns all episodes, the episodes to learn from (all of them without dynamic sampling, or if no
+    group is kept), and metrics.
     """
     if not args.dynamic_sampling:
         return sampled, sampled, {}
@@ -77,13 +77,13 @@ def refill_groups(
 
 
 def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[list[Trajectory], Metrics]:
-    """The episodes to learn from, with the penalties that shape their rewards; none where the update is to be skipped.
+    """Return the episodes to learn from, with penalties added to their rewards, and metrics. Skip the update if there are none.
 
     Raises:
-        ValueError: an episode's return is not finite.
+        ValueError: a reward is not a number, or an episode's return is not finite.
     """
     kept = filter_groups(trajectories, args)
-    counts = args.filter != "none" and not args.dynamic_sampling  # `refill_groups` has counted already, and filtered
+    counts = args.filter != "none" and not args.dynamic_sampling  # `refill_groups` has already filtered and counted
     metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
     if args.overlong_buffer:
         kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
@@ -91,7 +91,7 @@ def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[li
 
 
 def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
-    """DAPO's soft penalty for a long turn, in its reward."""
+    """Add DAPO's soft penalty for a long turn to its reward."""
     penalty = overlong_penalty(torch.tensor(len(step.tokens)), args.max_new_tokens, args.overlong_buffer)
     return replace(step, reward=step.reward + penalty.item())
 
@@ -99,7 +99,7 @@ def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
 def prepare_batch(
     trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None = None
 ) -> tuple[Batch, PackedTrajectories, Metrics]:
-    """The sequences for the model, the same episodes for the advantage estimators, and metrics."""
+    """Make the sequences for the model, the same episodes packed for the advantage estimators, and metrics."""
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     if not args.loss_mask:
         batch = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
@@ -116,8 +116,8 @@ def prepare_batch(
 
 
 def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
-    """Let each of the batch's episodes have its advantages, for the records of episodes. Those that are copies share the
-    list with what they are copies of."""
+    """Store the batch's advantages in its episodes, for their records. A copy of an episode shares the list of its
+    original."""
     assert batch.advantages is not None
     for trajectory in trajectories:
         trajectory.advantages.clear()
@@ -129,7 +129,7 @@ def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
 def pack_trajectories(
     trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False
 ) -> PackedTrajectories:
-    """A collated batch as the advantage estimators see it. ``returns_from_rewards``: a KL penalty has changed them."""
+    """Pack a collated batch for the advantage estimators. ``returns_from_rewards``: a KL penalty has changed the rewards."""
     size, device = len(trajectories), batch.ids.device
     rewards = pack(batch.rewards, batch, size)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
@@ -145,9 +145,9 @@ def pack_trajectories(
 
 
 def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:
-    """Importance weights for a sampler whose probabilities are not quite the trainer's. The ratio of the surrogate is then
-    to the trainer's own log-probabilities before the update, and each token's loss is weighted. Metrics say how far sampler and
-    trainer are apart."""
+    """Add importance weights if the sampler's probabilities differ slightly from the trainer's. The surrogate's ratio then uses
+    the trainer's log-probabilities before the update, and each token's loss is weighted. The metrics measure how far sampler
+    and trainer are apart."""
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
     trainer_logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
@@ -162,8 +162,8 @@ def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[
 
 
 def shuffle_minibatches(batch: Batch, args: TrainArgs, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    """``args.epochs`` times all rows of a batch in random order, in ``args.minibatches`` parts, int64 [b] each. For a mean over
-    sequences the rows of an episode stay together."""
+    """Yield all rows of a batch in random order, ``args.epochs`` times, in ``args.minibatches`` parts, int64 [b] each. For a
+    mean over sequences, the rows of an episode stay together."""
     owners = batch.trajectory.tolist() if args.mean_over == "sequences" else range(len(batch.ids))
     units: dict[int, list[int]] = {}
     for row, owner in enumerate(owners):
@@ -175,8 +175,8 @@ def shuffle_minibatches(batch: Batch, args: TrainArgs, rng: np.random.Generator)
 
 
 def count_normalizer(batch: Batch, rows: torch.Tensor, valid: torch.Tensor, args: TrainArgs) -> int:
-    """What the losses of these rows are divided by: their action tokens, or how many sequences they are of. Those of episodes
-    that failed do not count; 1 if there are no others.
+    """Return the divisor of the losses of these rows: the number of their action tokens, or of their episodes. Failed
+    episodes do not count; the divisor is at least 1.
 
     Args:
         rows: int64 [b].
@@ -188,10 +188,10 @@ def count_normalizer(batch: Batch, rows: torch.Tensor, valid: torch.Tensor, args
 
 
 def add_sequence_ratios(batch: Batch, rows: torch.Tensor, policy: Policy, args: TrainArgs) -> Batch:
-    """The batch with its ``other_log_ratios`` for a gradient step of GSPO on some rows, by the policy as it is now.
+    """Add ``other_log_ratios`` to the batch for a gradient step of GSPO on some rows, computed with the current policy.
 
-    The rows of an episode need not share a micro-batch, so each is told of the others. Costs a forward pass more of the
-    episodes that have several rows, and nothing without any.
+    The rows of an episode may be in different micro-batches, so each row needs the log ratios of the others. This costs one
+    more forward pass of the episodes that have several rows, and nothing if there are none.
     """
     if args.loss != "gspo":
         return batch
@@ -208,8 +208,8 @@ def add_sequence_ratios(batch: Batch, rows: torch.Tensor, policy: Policy, args: 
 
 
 class UpdateMetrics:
-    """Means over the gradient steps of an update: of loss and gradient norm by step, of the rest by action token. Rows
-    that need no pass through the model, such as those of groups whose returns are all equal, are not among the tokens."""
+    """Means over an update: of loss and gradient norm over its gradient steps, of the rest over action tokens. Rows that need
+    no pass through the model, such as those of groups whose returns are all equal, do not count among the tokens."""
 
     def __init__(self):
         self._sums: Metrics = {"loss": 0.0, "tokens": 0.0}
@@ -218,7 +218,7 @@ class UpdateMetrics:
     @staticmethod
     @torch.no_grad()
     def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
-        """Means over the action tokens of a micro-batch; all tensors are [B, T]. ``clipped``: the ratio is out of range."""
+        """Compute means over the action tokens of a micro-batch; tensors are [B, T]. ``clipped``: the ratio is out of range."""
         sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
         values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
         if batch.importance_weights is not None:
@@ -227,8 +227,8 @@ class UpdateMetrics:
         return {name: aggregate(value, batch.mask, tokens).item() for name, value in values.items()}
 
     def add(self, batch: Batch, scale: float, loss: torch.Tensor, means: Metrics) -> None:
-        """Count a micro-batch: its loss, and means over its tokens. Where ``scale`` is 0 it counts for nothing, but names
-        its metrics: processes add up theirs, and one of them may have no other micro-batch."""
+        """Count a micro-batch: its loss, and means over its tokens. If ``scale`` is 0, it adds zeros, but names its metrics:
+        processes add up their metrics, and one of them may have no other micro-batch."""
         counts = bool(scale)
         tokens = int(batch.mask.sum()) * counts
         sums = {name: value * tokens for name, value in means.items()}

@@ -1,4 +1,4 @@
-"""The episodes of each update: collected when they are needed, or one step ahead of the learner."""
+"""Collect the episodes of each update, when they are needed or one step ahead of the learner."""
 
 import copy
 import time
@@ -23,8 +23,8 @@ from trainers.runtime import distributed
 from trainers.runtime.retry import retry_on_tool_failure
 from trainers.trajectory import Trajectory
 
-RollOut = Callable[..., list[Trajectory]]  # `rollout`, or what takes its arguments
-PROCESSED = {  # counts of the engine: names of metrics
+RollOut = Callable[..., list[Trajectory]]  # `rollout`, or a callable with the same arguments
+PROCESSED = {  # from names of the engine's counts to names of metrics
     "prefill": "tokens/processed_prefill",
     "decode": "tokens/processed_decode",
     "decode_steps": "train/decode_steps",
@@ -37,16 +37,16 @@ class Collected:
 
     sampled: list[Trajectory]  # all of them
     trajectories: list[Trajectory]  # those to learn from
-    rng: np.random.Generator  # what drew the questions, and goes on to shuffle the minibatches
+    rng: np.random.Generator  # drew the questions, and will shuffle the minibatches
     metrics: dict[str, float]  # of the rollout
-    seconds: float  # that the rollout took, without attempts that failed and pauses
+    seconds: float  # duration of the rollout, without failed tries and pauses
 
 
 def collect_batch(
     args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int, roll_out: RollOut | None = None
 ) -> Collected:
-    """The episodes of update ``number``, with the same questions in every run of a seed. If tools failed in more than half
-    of them they are sampled again, `retry_on_tool_failure`; a program that failed in all of them ends it."""
+    """Collect the episodes of update ``number``; every run with the same seed has the same questions. If tools failed in more
+    than half of the episodes, sample them again (`retry_on_tool_failure`). Raises ToolsFailed as `stop_if_all_failed` does."""
 
     def failed(collected: Collected) -> float:
         sampled = collected.sampled
@@ -77,7 +77,7 @@ def _collect_once(
         return sampled
 
     sampled = sample_groups()
-    statistics = rollout_statistics(envs, sampled)  # before a refill, whose questions are chosen
+    statistics = rollout_statistics(envs, sampled)  # before a refill, which selects questions
     sampled, trajectories, metrics = refill_groups(sampled, sample_groups, args)
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
@@ -87,32 +87,32 @@ def _collect_once(
 
 
 class Collector:
-    """Collects the episodes of one update after the other.
+    """Collects the episodes of one update after another.
 
-    With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
-    weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
-    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. The first update of a
-    process waits for the batch after it.
+    With ``args.one_step_off_policy``, a copy of the policy samples the next batch while an update learns from the current one.
+    The copy has the weights from before that update, so a batch is at most one update old when it is learned from. The
+    surrogate's ratio uses the probabilities at sampling time, and ``importance`` can bound the weights. The first update of a
+    process begins only after the next batch is sampled.
 
-    ``sampler`` is what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
+    The attribute ``sampler`` is the policy that samples: the given one, or its copy. ``roll_out``: by default `rollout`.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy, roll_out: RollOut | None = None):
         self.sampler, self._trained, self._args, self._roll_out = policy, policy, args, roll_out
         self._next: Future[Collected] | None = None
         self._is_first = True
-        self._waited = 0.0  # for the next batch, where its weights were wanted before it was
+        self._waited = 0.0  # seconds that `update_weights` has waited for the next batch
         if args.one_step_off_policy:
             self.sampler = copy.copy(policy)
             self.sampler.model = copy_trainable(policy.model, policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
-        """The episodes of update ``number``. Their metric ``time/rollout`` is how long they were waited for, in seconds, outages
-        left out."""
+        """Return the episodes of update ``number``. Their metric ``time/rollout`` is the time spent waiting for them, in
+        seconds, without outages."""
         begin = time.monotonic()
         if self._next is None:
-            self.update_weights()  # a resumed run has got its weights since
+            self.update_weights()  # a resumed run has loaded its weights after the copy was made
             collected = collect_batch(self._args, envs, self.sampler, engine, number, self._roll_out)
         else:
             collected = self._next.result()
@@ -121,26 +121,26 @@ class Collector:
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
             self._next = self._pool.submit(self._collect_ahead, envs, engine, number + 1)
-            if self._is_first:  # its update compiles kernels and times them, beside which no CUDA graph can be captured
+            if self._is_first:  # its update compiles and times kernels; no CUDA graph can be captured at the same time
                 self.update_weights()
         self._is_first = False
         return collected
 
     def _collect_ahead(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
-        # The update may compile meanwhile, and then sets the process's generators back to where it began.
+        # A compilation in the concurrent update resets the generators of the process to their state before it.
         distributed.reseed(self._args.seed, number, alone=True)
         return collect_batch(self._args, envs, self.sampler, engine, number, self._roll_out)
 
     def close(self) -> None:
-        """Wait for the batch under way, and end the thread that collects it."""
+        """Wait for the batch in progress, and end the thread that collects it."""
         self._pool.shutdown(cancel_futures=True)
 
     @torch.no_grad()
     def update_weights(self) -> None:
-        """Wait for the batch under way, and let the copy have the newest weights."""
+        """Wait for the batch in progress, and copy the newest weights to the sampler."""
         if self._next:
             begin = time.monotonic()
-            wait([self._next])  # an error in it is raised where its batch is asked for
+            wait([self._next])  # `collect` raises its error, if any
             self._waited += time.monotonic() - begin
         if self.sampler is not self._trained:
             for ours, theirs in zip(self.sampler.model.parameters(), self._trained.model.parameters(), strict=True):

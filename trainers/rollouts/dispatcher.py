@@ -1,4 +1,4 @@
-"""Calls of many programs, answered together by one engine."""
+"""Answer the calls of many programs in batches, with one engine."""
 
 import math
 import time
@@ -13,14 +13,14 @@ from trainers.engines.engine import Completion, Engine, SamplingParams
 from trainers.rollouts.timing import Timing
 
 PATIENCE = (
-    0.25  # seconds without a call after which those that wait are answered, though other programs are not back yet
+    0.25  # seconds without a new call after which the waiting calls are answered, even if other programs still run
 )
 
-KEPT = 256  # conversations after which the memory of the engine is freed, as soon as no turn is open
+KEPT = 256  # once the engine has seen more conversations, its memory is freed as soon as no turn is open
 
 
 class Caller(Protocol):
-    """An episode as the dispatcher sees it: `trainers.agents.tasks.Episode` explains it."""
+    """The part of an episode that the dispatcher uses; see `trainers.agents.tasks.Episode`."""
 
     number: int
     session: Session
@@ -36,23 +36,23 @@ class Caller(Protocol):
 class Dispatcher:
     """Collects calls, samples their turns and answers them.
 
-    As long as programs come back at once, a batch begins when all of them wait: then the order of events, and with it every
-    rounding, does not depend on time. Others do not wait for slow ones.
+    A batch begins when all running programs wait for an answer. The order of events, and with it every rounding error, then
+    does not depend on timing. The others wait for a slow program for only `PATIENCE` seconds.
 
     Args:
-        timeout: seconds that a program may take between its calls.
+        timeout: the longest time between two calls of a program, in seconds.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, timing: Timing, timeout: float = math.inf):
         self.engine, self.params, self.timing, self.timeout = engine, params, timing, timeout
-        self.changed = Condition()  # notified of calls, and of programs that begin or end
+        self.changed = Condition()  # notified when a call arrives, and when a program begins or ends
         self._arrived: list[tuple[Caller, Call]] = []
         self._open: dict[int, tuple[Caller, Call]] = {}  # by conversation, in the order of their submission
         self._seen: set[int] = set()  # conversations that the engine knows
         self._closed = self._warned = False
 
     def submit(self, caller: Caller, call: Call) -> None:
-        """Have a call answered, by the thread in `run`. Raises CallRefused after `close`."""
+        """Queue a call; the thread in `run` answers it. Raises CallRefused after `close`."""
         with self.changed:
             if self._closed:
                 raise ENDED
@@ -74,7 +74,7 @@ class Dispatcher:
                 return
 
     def close(self) -> None:
-        """Refuse the calls that wait, and all that come."""
+        """Refuse the waiting calls and all later ones."""
         with self.changed:
             self._closed = True
             rest, self._arrived = [*self._arrived, *self._open.values()], []
@@ -82,7 +82,7 @@ class Dispatcher:
             self._answer(caller, call, ENDED)
 
     def _collect(self, callers: Sequence[Caller]) -> list[tuple[Caller, Call]]:
-        """The calls that wait, once there is something to do."""
+        """Wait until there is something to do; return the waiting calls."""
         with self.timing.measure("tools"), self.changed:
             latest = time.monotonic()
             while True:
@@ -132,7 +132,7 @@ class Dispatcher:
     def _finish(self, done: dict[int, Completion]) -> None:
         for number in [number for number in self._open if number in done]:
             caller, call = self._open.pop(number)
-            if caller.ended:  # a thread of its program goes on
+            if caller.ended:  # a thread of its program still runs
                 self._answer(caller, call, ENDED)
                 continue
             turn = caller.session.finish(call, done[number])

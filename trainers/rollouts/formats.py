@@ -1,4 +1,4 @@
-"""The choice of the format that a policy acts in."""
+"""Choose the format that a policy acts in."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from trainers.runtime.errors import UserError
 def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVectorEnv) -> None:
     """Set the format of environments.
 
-    The first that applies: the one in ``env_kwargs``; the one that the policy was trained with; function calls, if its chat
-    template and the tasks take them; the environments' own.
+    The first that applies: the format in ``env_kwargs``; the one that the policy was trained with; function calls, if the chat
+    template and the tasks support them; the environments' own format.
 
     Args:
-        model: path or id of the policy.
+        model: the policy's path or hub id.
 
     Raises:
-        ValueError: function calls are asked for, and cannot be used with the chat template.
+        ValueError: function calls are asked for, but the chat template does not support them.
     """
     envs = [env for vector in vectors for env in vector.envs]
     reason = ""
@@ -30,7 +30,7 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
         try:
             for env in envs:
                 env.use_format(_trained_format(model) or ("native" if policy.dialect else None))
-        except ValueError as problem:  # not in this task
+        except ValueError as problem:  # the task does not support the format
             reason = str(problem)
             for env in envs:
                 env.use_format(None)
@@ -50,7 +50,7 @@ def _names(vectors: tuple[ToolVectorEnv, ...]) -> set[str]:
 
 
 def _trained_format(model: str) -> str | None:
-    """The format that a checkpoint of ours was trained with, if its arguments name one."""
+    """Return the format that one of our checkpoints was trained with, if its arguments name one."""
     with contextlib.suppress(OSError, ValueError):
         arguments = json.loads((Path(model) / ARGUMENTS_FILE).read_text(encoding="utf-8"))
         return json.loads(arguments["env_kwargs"]).get("format")

@@ -1,4 +1,4 @@
-"""Many episodes at once: the policy takes turns with a vector of environments."""
+"""Roll out many episodes at once, in a vector of environments."""
 
 import math
 from collections.abc import Hashable
@@ -35,18 +35,18 @@ def rollout(
 ) -> list[Trajectory]:
     """Roll out one episode in each environment to its end.
 
-    An episode ends at the latest when the model cannot read another turn.
+    An episode also ends when the model's context has no room for another turn.
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
-        questions: instead of seeds, numbers of instances (`agent_envs.utils.scripts.begin`), one per group. May be fewer than
-            there are environments.
-        max_new_tokens: longest turn.
+        questions: instead of seeds, numbers of instances (`agent_envs.utils.scripts.begin`), one per group. The episodes may
+            be fewer than the environments.
+        max_new_tokens: the longest turn.
         top_p, min_p: see `trainers.engines.sampling.truncate`.
         timing: if given, receives the seconds of ``prefill`` (of new ids), ``decode`` and ``tools``.
 
     Returns:
-        One trajectory per environment, in order.
+        One trajectory per episode, in the order of the environments.
     """
     engine.reset()
     observations, infos = reset_groups(envs, seeds, questions, group_size)
@@ -75,18 +75,18 @@ def rollout(
         completions = next_completions or turns.wait()
     for env, episode in zip(envs.envs, episodes, strict=False):
         episode.trajectory.score = float(episode.trajectory.info.get(env.PRIMARY_METRIC, 0.0))
-        env.fits = None  # which knows the policy and the engine
-    engine.reset()  # the memory of keys and values is wanted while the episodes are learned from
+        env.fits = None  # it holds references to the policy and the engine
+    engine.reset()  # the update needs the memory of the key-value cache
     return [episode.trajectory for episode in episodes]
 
 
 class _Episode:
-    """An episode under way in environment ``number``.
+    """A running episode in environment ``number``.
 
     Attributes:
         context: the ids that its next turn is sampled after.
-        observation: what the environment said last.
-        sampled: the ids of the turn that is being answered.
+        observation: the latest observation.
+        sampled: the ids of the latest turn.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class _Episode:
         )  # fmt: skip
 
     def record_sampled(self, completion: Completion, anchor: Hashable) -> str:
-        """Take a sampled turn; returns its text. `observe` adds its reward."""
+        """Record a sampled turn and return its text. `observe` adds its reward."""
         self.sampled = completion.tokens
         step = Step(prompt=self.context, tokens=completion.tokens, logprobs=completion.logprobs)
         self.trajectory.steps.append(step)
@@ -113,7 +113,7 @@ class _Episode:
         return self.policy.decode_action(completion.tokens, self.tools)
 
     def has_room(self, turn: int, max_length: float, observation: str, rewritten: Messages | None) -> bool:
-        """Whether the model can read what comes after this turn, and write another ``turn``."""
+        """Whether the model's context has room for the next observation and another turn of ``turn`` tokens."""
         if rewritten is None:
             new = self.policy.observation_ids(self.format.messages(observation), self.sampled, self.tools)
             length = len(self.context) + len(self.sampled) + len(new)
@@ -130,7 +130,7 @@ class _Episode:
         truncated: bool,
         infos: dict[str, Any],
     ) -> int:
-        """Take what the environment made of the turn; returns how many ids the next one is sampled after that are new."""
+        """Record the environment's reply to the turn; return the number of new ids in the context of the next turn."""
         i, trajectory = self.number, self.trajectory
         trajectory.steps[-1].reward = reward
         trajectory.failed |= bool(infos["tool_faults"][i])
@@ -145,7 +145,7 @@ class _Episode:
             self.context = self.policy.prompt_ids(self.instructions, infos["context"][i], self.tools)
             trajectory.messages += self.policy.prompt_messages(self.instructions, infos["context"][i])
             return len(self.context)
-        # What was sampled stays as it is, and the observation is encoded after it.
+        # The sampled ids stay as they are; the observation is encoded after them.
         messages = self.format.messages(observation)
         observation_ids = self.policy.observation_ids(messages, self.sampled, self.tools)
         self.context = self.context + self.sampled + observation_ids
@@ -165,11 +165,11 @@ class _Episode:
 
 
 class _Turns:
-    """An engine and environments at work, in turn, or at the same time if tools wait for something."""
+    """Runs an engine and environments alternately, or at the same time if tools wait for a server or a process."""
 
     def __init__(self, envs: ToolVectorEnv, engine: Engine, timing: Timing, params: SamplingParams):
         self.envs, self.engine, self.timing, self.params = envs, engine, timing, params
-        # While some tools wait for a server or a process, the policy goes on with other turns.
+        # While such tools wait, the policy continues with other turns.
         io_bound = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
         self.pool = ThreadPoolExecutor(1) if io_bound else None
 
@@ -179,19 +179,19 @@ class _Turns:
             self.engine.submit({episode.number: episode.context for episode in episodes}, self.params)
 
     def wait(self) -> dict[int, Completion]:
-        """The next turns that are complete, by the numbers of their environments; none if no turn is open."""
+        """Wait for the next complete turns; return them by environment number, or an empty dict if no turn is open."""
         with self.timing.measure("decode"):
             completions = self.engine.wait()
         self.timing.count("decode", sum(len(completion.tokens) for completion in completions.values()))
         return completions
 
     def step(self, actions: list[str | None], cut: set[int]) -> tuple[tuple, dict[int, Completion]]:
-        """A step of the environments, and the turns that were completed while their tools waited.
+        """Step the environments; return their result, and the turns that were completed while their tools waited.
 
-        ``cut``: the environments whose turn reached its greatest length, or the model's last position, before its end.
+        ``cut``: the environments whose turn reached ``max_new_tokens`` or the model's last position before its end.
 
-        The order of events does not depend on how long they take, so a seed repeats. If no tool waits, one batch with
-        all turns is faster.
+        The order of events does not depend on their duration, so a run with the same seed gives the same result. If no tool
+        waits, one batch with all turns is faster.
         """
         meanwhile = [self.pool.submit(self.wait)] if self.pool else []
         try:
@@ -203,7 +203,7 @@ class _Turns:
 
 
 def reset_groups(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
-    """Start an episode in each environment of each group; returns what the vector's ``reset`` does."""
+    """Start an episode in each environment of each group; return the result of the vector's ``reset``."""
     if (seeds is None) == (questions is None):
         raise UserError("give either seeds or questions")
     requested = seeds or questions or []
@@ -215,6 +215,6 @@ def reset_groups(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[i
     if seeds is None:
         return begin(envs, repeated, [i % group_size for i in range(count)])
     options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}
-    if envs.envs[0].TAKES_NOISE_SEED:  # or attempts at one instance would all have the same random outcomes
+    if envs.envs[0].TAKES_NOISE_SEED:  # else rollouts of one instance would all have the same random outcomes
         options["noise_seed"] = [i % group_size for i in range(envs.num_envs)]
     return envs.reset(seed=repeated + [0] * (envs.num_envs - count), options=options)

@@ -10,12 +10,12 @@ from trainers.algorithms import group_filters as filters
 from trainers.runtime import distributed
 from trainers.trajectory import Trajectory, to_rows
 
-MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor takes
+MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor reads
 
 
 def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
     """Compute the metrics of a batch of episodes."""
-    valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
+    valid = [t for t in trajectories if not t.failed] or trajectories  # failed episodes are not learned from either
     groups = [[(t.episode_return, t.score) for t in valid if t.group == g] for g in {t.group for t in valid}]
     rows = [s for t in trajectories for s in to_rows(t.steps)]
     metrics = {
@@ -46,8 +46,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
 
 
 def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:
-    """Statistics of a batch of episodes for the monitor, under ``monitor/``; what is not known is left out. ``envs`` have just
-    rolled them out, one each, and none of them is reset since."""
+    """Compute the statistics of a batch of episodes for the monitor, under ``monitor/``; unknown ones are left out. ``envs`` have
+    just rolled out the episodes, one each, and have not been reset."""
     returns = torch.tensor([t.episode_return for t in episodes], dtype=torch.float32)
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
     written = [step.tokens for t in episodes for step in t.steps]
@@ -57,7 +57,7 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
         "response_length": sum(map(len, written)) / max(1, len(written)),
         "repetition": sum(map(repeated_ngrams, written)) / max(1, len(written)),
     }
-    if turns:  # of the environment; a program may take none
+    if turns:  # turns of the environment; a program may take none
         numbers["valid_turns"] = sum(valid for valid, _ in turns) / len(turns)
     if len(groups.unique()) < len(groups):  # a group of one has no deviation
         numbers["reward_deviation"] = filters.group_deviation(returns, groups, valid)[0].mean().item()
@@ -67,6 +67,6 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
 
 
 def repeated_ngrams(ids: Sequence[int], n: int = 4) -> float:
-    """The share of a text's n-grams that occurred in it before, 0 to 1; 0 for a text shorter than ``n``."""
+    """Return the share of a text's n-grams that repeat an earlier one, 0 to 1; 0 for a text shorter than ``n``."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Timing:
-    """Seconds and tokens by name, since the last `pop_metrics`."""
+    """Sums of seconds and tokens by name, since the last `pop_metrics`."""
 
     def __init__(self):
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -15,7 +15,7 @@ class Timing:
 
     @contextmanager
     def measure(self, name: str, tokens: int = 0) -> Iterator[None]:
-        """Time what runs inside, and count the tokens that it is about; also where it raises an error."""
+        """Time the body of a ``with`` statement and count its ``tokens``, even if it raises an error."""
         begin = time.monotonic()
         try:
             yield
@@ -28,7 +28,7 @@ class Timing:
         self._tokens[name] += tokens
 
     def pop_metrics(self) -> dict[str, float]:
-        """``time/<name>`` in seconds and ``tokens/<name>``, both since the last call."""
+        """Return ``time/<name>`` in seconds and ``tokens/<name>``, both since the last call."""
         metrics = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         metrics |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}
         self._seconds.clear()

@@ -1,8 +1,8 @@
-"""Several processes as one trainer, as torchrun starts them: who this one is, and how they come to agree.
+"""Train in several processes that torchrun started: the number of a process, and communication between them.
 
-Each process rolls out its own episodes; then all hold the same batch and share only passes through a model. With one
-process, everything returns what it is given. With several, all must call each function in the same order, except `rank`,
-`world_size` and `shard`.
+Each process rolls out its own episodes. Then all hold the same batch and share only the passes through a model. With one
+process, all functions return their input. With several, all processes must call the functions in the same order, except
+`rank`, `world_size` and `shard`.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ import torch
 from torch import distributed
 
 T = TypeVar("T")
-_TIMEOUT = timedelta(hours=2)  # the first process may teach the tiny policy, or write a checkpoint, while others wait
-_alone = False  # whether this process goes through `first_before_others`
+_TIMEOUT = timedelta(hours=2)  # the first process may train the tiny policy, or write a checkpoint, while others wait
+_alone = False  # whether this process is inside `first_before_others`
 
 
 def rank() -> int:
-    """The number of this process. The first one, 0, writes what is to be read: metrics, checkpoints, reports."""
+    """Number of this process. The first one, 0, writes all output: metrics, checkpoints and reports."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
@@ -41,7 +41,7 @@ def join_processes() -> Iterator[None]:
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        backend = "cpu:gloo,cuda:nccl"  # episodes travel between the hosts and need not pass through the GPU
+        backend = "cpu:gloo,cuda:nccl"  # gloo sends episodes between CPUs, without copies to the GPU
     distributed.init_process_group(backend, timeout=_TIMEOUT)
     with contextlib.ExitStack() as stack:
         if rank():
@@ -54,7 +54,7 @@ def join_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_before_others() -> Iterator[None]:
-    """Let the first process go through this first, then the others, which find what it left in a cache."""
+    """Run the body in the first process, then in the others, which find its result in a cache."""
     global _alone
     if rank():
         distributed.barrier()
@@ -68,13 +68,13 @@ def first_before_others() -> Iterator[None]:
 
 
 def shard(items: list[T]) -> list[T]:
-    """Select this process's slice; the slices are of the same length, or differ by one."""
+    """Select this process's slice; the lengths of the slices differ by at most one."""
     number = 0 if _alone else rank()
     return items[number * len(items) // world_size() : (number + 1) * len(items) // world_size()]
 
 
 def all_gather(items: list[T]) -> list[T]:
-    """Join the lists of all processes, one after the other: `shard` undone."""
+    """Concatenate the lists of all processes, in the order of their numbers: the inverse of `shard`."""
     if world_size() == 1:
         return items
     lists: list[list[T]] = [[] for _ in range(world_size())]
@@ -83,7 +83,7 @@ def all_gather(items: list[T]) -> list[T]:
 
 
 def broadcast(value: T) -> T:
-    """Return what the first process gives."""
+    """Return the ``value`` of the first process."""
     if world_size() == 1:
         return value
     values = [value]
@@ -92,7 +92,7 @@ def broadcast(value: T) -> T:
 
 
 def all_reduce_sums(sums: dict[str, float]) -> dict[str, float]:
-    """Sum over all processes. A name that a process lacks counts as 0 there."""
+    """Sum each name over all processes. A name that a process lacks counts as 0."""
     everyone = all_gather([sums])
     return {name: sum(each.get(name, 0.0) for each in everyone) for name in dict.fromkeys(itertools.chain(*everyone))}
 
@@ -105,14 +105,14 @@ def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_weights(model: torch.nn.Module) -> None:
-    """Give all processes the weights of the first: made from one seed on different machines, they may differ."""
+    """Give all processes the weights of the first; weights made from one seed on different machines may differ."""
     if world_size() > 1:
         for parameter in model.parameters():
             distributed.broadcast(parameter.data, 0)
 
 
 def reseed(*seed: int, alone: bool = False) -> None:
-    """Give each of several processes random numbers of its own, or all of them would sample with the same noise. ``alone``: so
-    also a single one."""
+    """Seed each of several processes differently, so that they do not sample with the same noise. ``alone``: seed a single
+    process too."""
     if alone or world_size() > 1:
         torch.manual_seed(int(np.random.SeedSequence([*seed, rank()]).generate_state(1, np.uint64)[0] >> 1))

@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """An error that the user can fix, as the message explains. A command ends with it in one line and status 2."""
+    """An error that the user can fix; the message explains how. A command prints it in one line and exits with status 2."""

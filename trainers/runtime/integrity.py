@@ -1,4 +1,4 @@
-"""The folders of checkpoints: which of them are whole, and which is the latest. Nothing here imports torch."""
+"""Find and verify the folders of checkpoints. Nothing here imports torch."""
 
 import hashlib
 import re
@@ -9,10 +9,10 @@ from trainers.runtime.errors import UserError
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
-BEST = "best"  # the folder in that of a run with the weights of its best evaluation
-CARD_FILE = "README.md"  # for readers: it may change, and has no checksum
+BEST = "best"  # the folder of the weights with the best evaluation, inside the folder of a run
+CARD_FILE = "README.md"  # for people to read: it may change, so it has no checksum
 STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
-_READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # of files that a model is loaded from
+_READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # suffixes of files to load a model from
 
 
 class CheckpointDamaged(UserError):
@@ -20,7 +20,7 @@ class CheckpointDamaged(UserError):
 
 
 def latest(run_folder: str | Path) -> Path | None:
-    """Return the latest checkpoint that is whole, or None; warn of damaged ones after it."""
+    """Return the latest intact checkpoint, or None; warn of damaged ones after it."""
     whole, damaged = find_latest(run_folder)
     for path, reason in damaged:
         instead = f"{whole.name} is taken instead" if whole else "and there is none before it"
@@ -29,7 +29,7 @@ def latest(run_folder: str | Path) -> Path | None:
 
 
 def find_latest(run_folder: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Return the latest checkpoint that is whole, or None; and those after it with their faults."""
+    """Return the latest intact checkpoint, or None; and the damaged ones after it, each with its fault."""
     damaged = []
     for folder in step_folders(run_folder):
         try:
@@ -42,13 +42,13 @@ def find_latest(run_folder: str | Path) -> tuple[Path | None, list[tuple[Path, s
 
 
 def step_folders(run_folder: str | Path) -> list[Path]:
-    """List `run_folder/checkpoint-<step>` that are not empty, the latest step first, in whatever state."""
+    """List the folders `run_folder/checkpoint-<step>` that are not empty, intact or damaged, the latest step first."""
     found = [path for path in Path(run_folder).glob("checkpoint-*") if STEP_FOLDER.fullmatch(path.name)]
     return sorted((p for p in found if p.is_dir() and any(p.iterdir())), key=step_of, reverse=True)
 
 
 def find_best(path_or_id: str | Path) -> str:
-    """The best checkpoint of a run, if a path is the folder of one, or its latest; anything else as it is."""
+    """Resolve the folder of a run to its best, or else its latest checkpoint; return any other path or id unchanged."""
     folder = Path(path_or_id)
     if not path_or_id or not (steps := step_folders(folder)) or (folder / "config.json").is_file():
         return str(path_or_id)
@@ -62,12 +62,12 @@ def find_best(path_or_id: str | Path) -> str:
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether a folder was written by `save`. A plain Hugging Face model has weights, and no state to continue from."""
+    """Whether a folder was written by `save`. A plain Hugging Face model has weights, but no state to continue from."""
     return (Path(folder) / CHECKSUMS_FILE).is_file()
 
 
 def is_written_here(folder: str | Path) -> bool:
-    """Whether `save` wrote a folder, also one whose checksums are gone: it must not pass for a plain model."""
+    """Whether `save` wrote a folder, even if its checksums are lost: it must not be taken for a plain model."""
     return is_checkpoint(folder) or (Path(folder) / STATE_FILE).is_file()
 
 
@@ -93,12 +93,12 @@ def verify(folder: str | Path) -> None:
 
 
 def step_of(folder: Path) -> int:
-    """The number of updates in the name of a folder."""
+    """Return the number of updates in the name of a checkpoint folder."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder but its card."""
+    """Write the checksums of all files of a folder, except its `CARD_FILE`."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     text = "".join(f"{_checksum(folder / name)}  {name}\n" for name in names if name != CARD_FILE)
     (folder / CHECKSUMS_FILE).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The progress of a run, `Progress`, and how its numbers are written and read."""
+"""Show the progress of a run, and read and convert its metrics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as _Bar
 
 METRICS_FILE = "metrics.jsonl"
-_PLAIN_INTERVAL = 10.0  # seconds between lines where nothing can be redrawn
+_PLAIN_INTERVAL = 10.0  # seconds between lines outside a terminal
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a metrics file, or of another log in JSON, without those that a kill cut short or that are none."""
+    """Read the lines of a metrics file, or of another log of JSON lines, except truncated and invalid ones."""
     lines = []
     for line in Path(path).read_bytes().splitlines():
         with contextlib.suppress(ValueError):
@@ -29,7 +29,7 @@ def read_metrics(path: str | Path) -> list[dict]:
 
 
 def to_json_types(value: Any) -> Any:
-    """`value` in the types of JSON: NaN and infinities as None, numbers of numpy and torch as Python's, paths as text."""
+    """Convert `value` to JSON types: NaN and infinities to None, numpy and torch numbers to Python's, paths to strings."""
     if isinstance(value, dict):
         return {str(name): to_json_types(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -42,8 +42,8 @@ def to_json_types(value: Any) -> Any:
 
 
 class Progress:
-    """A live line with a bar, the latest figures and the time left; plain lines outside a terminal. ``total``: the end, in
-    ``unit``; ``initial``: the start of a resumed run."""
+    """A live line with a progress bar, the latest figures and the time left; outside a terminal, plain lines. ``total``: the end,
+    in ``unit``; ``initial``: the start of a resumed run."""
 
     def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
         self.console = Console(stderr=True)
@@ -56,14 +56,14 @@ class Progress:
         self._bar = None
         if self.console.is_terminal:
             text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}", markup=False)
-            # No refresh thread: it would take its turns from the training loop.
+            # No refresh thread: it would take time from the training loop.
             self._bar = _Bar(text[0], BarColumn(bar_width=10), text[1], console=self.console, auto_refresh=False)
             self._task = self._bar.add_task(description, total=1, text="")
 
     def update(self, completed: float, share: float | None = None, **fields: float) -> None:
-        """Show progress and figures such as "train em", "held-out em", `reward` and `tokens_per_s`; each stays until given again.
+        """Show progress and figures such as "train em", "held-out em", `reward` and `tokens_per_s`; a figure stays until updated.
 
-        ``share``: of the whole that is done, if something else than ``completed`` may end it sooner.
+        ``share``: the completed share of the run, 0 to 1, if something other than ``completed`` may end it sooner.
         """
         self._completed, self._share = completed, completed / (self._total or 1.0) if share is None else share
         self._fields |= fields
@@ -71,7 +71,7 @@ class Progress:
         self._show()
 
     def note(self, text: str) -> None:
-        """Show what holds things up, until the next `update`. Any thread may call it."""
+        """Show why the run waits, until the next `update`. Any thread may call this."""
         self._note = text
         self._show()
 

@@ -1,4 +1,4 @@
-"""What a result was made by: the command, the date, the version of the package and the hardware."""
+"""Describe how a result was made: command, date, version of the package and hardware."""
 
 import os
 import re
@@ -15,9 +15,7 @@ from agent_envs import __version__
 def describe_process() -> dict[str, str]:
     """Describe this process for a summary."""
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    command = shlex.join(
-        ["python", *sys.orig_argv[1:]]
-    )  # secrets are in variables of the environment, and in no option
+    command = shlex.join(["python", *sys.orig_argv[1:]])  # secrets are in environment variables, never in options
     return {"command": command, "date": made, "version": __version__, "hardware": describe_hardware()}
 
 

@@ -1,6 +1,6 @@
-"""Tool failures: roll out again, with growing pauses, until the tools work or patience ends.
+"""Roll out again after tool failures, with growing pauses, until the tools work or a time limit is reached.
 
-A batch that failed for the most part shows nothing about the policy: it is neither learned from nor scored.
+A batch with mostly failed episodes shows nothing about the policy: it is neither learned from nor scored.
 """
 
 import math
@@ -14,25 +14,25 @@ import torch
 from trainers.runtime import distributed, signals
 
 T = TypeVar("T")
-MOST_FAILED = 0.5  # the share of failed episodes above which the others are not used
-MINUTES = 10.0
+MOST_FAILED = 0.5  # if the share of failed episodes is larger, the batch is not used
+MINUTES = 10.0  # the default time limit
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 
 class ToolsFailed(signals.TrainingStopped):
-    """Tools failed in more than half of the episodes, however often these were rolled out; or a program failed in all of them."""
+    """Tools failed in too many episodes until the time limit; or all episodes failed, mostly because of the program."""
 
 
 def retry_on_tool_failure(
     roll_out: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
 ) -> T:
-    """Call ``roll_out`` until tools failed in at most a share ``most`` of its episodes, after pauses of 1, 2, 4 to 60 seconds.
+    """Call ``roll_out`` until tools failed in at most a share ``most`` of its episodes, with pauses of 1, 2, 4, … 60 seconds.
 
-    Each call gets the same random numbers: an outage does not change a run. ``failed``: that share in what was rolled out,
-    the same in every process.
+    Each call gets the same random numbers, so an outage does not change a run. ``failed`` computes the share of failed
+    episodes in a result of ``roll_out``; it must be the same in every process.
 
     Raises:
-        ToolsFailed: it took ``minutes`` from the first failure on, or a signal asks to stop. The random state is as before.
+        ToolsFailed: ``minutes`` have passed since the first failure, or a signal asks to stop. The random state is restored.
     """
     end, pause = math.inf, FIRST_PAUSE
     while True:
@@ -46,16 +46,16 @@ def retry_on_tool_failure(
         left = distributed.broadcast(end - time.monotonic())  # all processes continue, or none
         what = f"a tool failed in {share:.0%} of the episodes"
         if left <= 0:
-            told = "nothing is learned of it. Warnings above name the cause."
+            told = "nothing is learned from them. Warnings above name the cause."
             raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): {told}")
         pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)
         print(f"Warning: {what}: they are rolled out again in {wait:.3g} s", file=sys.stderr, flush=True)
         if _pause(wait):
-            raise ToolsFailed(f"{what}, and a signal asks to stop: nothing is learned of it.")
+            raise ToolsFailed(f"{what}, and a signal asks to stop: nothing is learned from them.")
 
 
 def _pause(seconds: float) -> bool:
-    """Wait; returns whether a signal has come to any process meanwhile."""
+    """Wait; return whether any process has received a signal."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not signals.received():
         time.sleep(min(left, 0.5))

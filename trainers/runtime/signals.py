@@ -1,6 +1,6 @@
-"""The end of a run before its last update: by a signal, or because it cannot continue. Imports no torch.
+"""End a run before its last update: on a signal, or because it cannot continue. Imports no torch.
 
-SIGTERM and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status 128 + n; a
+After SIGTERM or SIGINT (Ctrl-C), the current update is finished and saved, and the process exits with status 128 + n. A
 second signal ends it at once.
 """
 
@@ -18,11 +18,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TrainingStopped(RuntimeError):
-    """A run cannot continue, for the reason in the message, with what is saved. A command shows it instead of a traceback."""
+    """A run cannot continue; the message states why, and what is saved. A command prints it instead of a traceback."""
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Raised where a signal came and no update is in hand. No tool's ``except Exception`` catches it."""
+    """Raised on a signal while no update runs. A tool's ``except Exception`` does not catch it."""
 
 
 @dataclass
@@ -31,17 +31,17 @@ class _State:
     deferring: bool = False
 
 
-_state = _State()  # of the process, as signals are
+_state = _State()  # one for the process, like signals
 
 
 def received() -> int:
-    """The number of the signal that has asked this process to stop; 0 if none has."""
+    """Return the number of the signal that has asked this process to stop; 0 if none has."""
     return _state.received
 
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT end the process with status 128 + n, at once or after the update in hand (`deferring`)."""
+    """In the body, SIGTERM and SIGINT end the process with status 128 + n, at once or after the current update (`deferring`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -58,30 +58,30 @@ def handle_signals() -> Iterator[None]:
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Inside, a first signal is only noted, for `received`; who loops here looks at it after each update."""
+    """In the body, a first signal is only noted, for `received`; a training loop must check it after each update."""
     before, _state.deferring = _state.deferring, True
     try:
         yield
     finally:
         _state.deferring = before
-    if _state.received and not before:  # it came after the last look
+    if _state.received and not before:  # the signal came after the last check of `received`
         raise _Interrupt
 
 
 def exit_by_signal(number: int, message: str) -> NoReturn:
-    """End the process with status 128 + n, and a line that names the signal and what is left."""
+    """End the process with status 128 + n, and print a line with the signal and ``message``."""
     print(f"Stopped by {signal.Signals(number).name}{message and ': ' + message}", file=sys.stderr, flush=True)
     raise SystemExit(128 + number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _state.received:
-        # A hidden cursor is shown again; nothing is waited for, neither threads nor tools.
+        # Show a hidden cursor again; wait for neither threads nor tools.
         os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"")
         os._exit(128 + number)
     _state.received = number
     if not _state.deferring:
         raise _Interrupt
     name = signal.Signals(number).name
-    # Not by print: the signal may have come in the middle of one.
+    # Not with print: the signal may have interrupted one.
     os.write(2, f"\n{name}: the update in hand is finished and saved first; a second signal stops at once\n".encode())

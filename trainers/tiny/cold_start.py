@@ -1,7 +1,7 @@
-"""The policy that training starts from: a given model, or the tiny one, made from scratch and taught by SFT.
+"""Make the policy that training starts from: a given model, or the tiny one, made from scratch and trained by SFT.
 
-For MiniWiki with its default arguments a tiny policy is shipped that has had its cold start: `SHIPPED`, whose README.md states
-how it was made.
+For MiniWiki with its default arguments, the package ships the tiny policy after its cold start: `SHIPPED`. The README.md there
+states how it was made.
 """
 
 import contextlib
@@ -42,21 +42,21 @@ from trainers.tiny.curriculum import Teacher
 from trainers.tiny.muon import Muon
 from trainers.trajectory import BatchRow, collate_rows
 
-START = "start"  # the folder in that of a run with its cold start
-VERSION = 3  # of cold starts: add 1 whenever lessons, model or optimizer change, and make `SHIPPED` anew
-_NOT_DECISIVE = {"rewards", "num_envs", "vectorization_mode"}  # demonstrations are imitated whatever they are paid
+START = "start"  # the folder of the cold start, inside the folder of a run
+VERSION = 3  # of cold starts: if lessons, model or optimizer change, add 1 and make `SHIPPED` again
+_NOT_DECISIVE = {"rewards", "num_envs", "vectorization_mode"}  # demonstrations are imitated regardless of rewards
 SHIPPED = Path(__file__).parent / "miniwiki"
 Report = Callable[[int, str, float], None]  # called as report(step, lesson, loss) after each gradient step
 
 
 def start_policy(args: Any, envs: ToolVectorEnv, run: Path | None = None) -> tuple[Policy, float]:
-    """The policy that training starts from, the same in all processes, and the seconds that its cold start took.
+    """Return the policy that training starts from, the same in all processes, and the duration of its cold start in seconds.
 
-    ``run``: the folder of the run, which keeps the cold start. A resumed run starts from that one: the cache may not have it any
-    more, and another machine would teach another one.
+    ``run``: the folder of the run, which keeps a copy of the cold start. A resumed run starts from this copy: the cache may have
+    lost it, and a cold start on another machine would give other weights.
 
     Raises:
-        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need fails for too long.
+        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrator needs fails for too long.
     """
     with distributed.first_before_others():
         kept = read(run / START) if run and args.resume else None
@@ -109,12 +109,12 @@ def _is_shipped_task(envs: ToolVectorEnv) -> bool:
 
 
 def _select_decisive(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of environments that decide about a cold start."""
+    """Select the arguments of environments that affect a cold start."""
     return {name: value for name, value in kwargs.items() if name not in _NOT_DECISIVE}
 
 
 def _check_demonstrator(envs: ToolVectorEnv, demonstrator: Demonstrator) -> None:
-    """Raise what is wrong with whom the tiny policy is to imitate, before minutes are spent."""
+    """Raise an error if the tiny policy's demonstrator cannot be used, before minutes are spent."""
     if envs.spec is None:
         raise UserError(
             "the tiny policy is taught by the task's own scripted agents, which a hosted environment does not have: give a "
@@ -135,9 +135,9 @@ def run_cold_start(
     envs: ToolVectorEnv, seed: int, steps: int, report: Report, demonstrator: Demonstrator = DEMONSTRATOR,
     outage_minutes: float = retry.MINUTES,
 ) -> tuple[Policy, float]:  # fmt: skip
-    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache, with the same
-    random state. Returns the policy, and the seconds that teaching it took when it was made."""
-    if envs.num_envs != curriculum.NUM_ENVS:  # which decides who meets what: batches of any shape have the same start
+    """Make the tiny policy and train it by SFT; a second call with the same arguments loads it from the cache, with the same
+    random state. Returns the policy, and the seconds that its training took."""
+    if envs.num_envs != curriculum.NUM_ENVS:  # so that the cold start does not depend on ``num_envs``
         with contextlib.closing(curriculum.remake(envs, num_envs=curriculum.NUM_ENVS)) as same:
             return run_cold_start(same, seed, steps, report, demonstrator, outage_minutes)
     torch.manual_seed(seed)
@@ -162,7 +162,7 @@ def run_cold_start(
 
 
 def _find_cache_folder(envs: ToolVectorEnv, seed: int, steps: int, demonstrator: Demonstrator) -> Path | None:
-    """Where a cold start with these arguments is kept; None for a task from outside of this suite, whose code may change."""
+    """Return the cache folder of a cold start; None for a task from outside of this suite, whose code may change."""
     task = envs.envs[0]
     tasks = getattr(task, "tasks", None) or {"": task}
     if envs.spec is None or not all(type(one).__module__.startswith("agent_envs.") for one in tasks.values()):
@@ -182,13 +182,13 @@ def _find_cache_folder(envs: ToolVectorEnv, seed: int, steps: int, demonstrator:
 
 
 def save(folder: Path, policy: Policy, seconds: float) -> None:
-    """Write a policy after its cold start, the seconds that it took, and the random state."""
+    """Write a policy after its cold start, the duration of the cold start in seconds, and the random state."""
     extra = {"seconds": seconds}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
 
 
 def read(folder: Path) -> tuple[Policy, float] | None:
-    """Read what `save` wrote, with its random state; None without it, or with a warning if it is damaged."""
+    """Read what `save` wrote and restore the random state; None if there is nothing, or, with a warning, if it is damaged."""
     if not checkpoint.is_checkpoint(folder):
         return None
     try:
@@ -200,30 +200,30 @@ def read(folder: Path) -> tuple[Policy, float] | None:
 
 
 def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:
-    """The tiny policy before its cold start: random weights, of torch's own random state, and a vocabulary of the task."""
+    """Make the tiny policy before its cold start: random weights from torch's global generator, and a vocabulary of the task."""
     wanted, world = curriculum.choose_curriculum(envs), World(3000, seed, difficulty=curriculum.difficulty_of(envs))
     tokenizer = tiny.make_tokenizer(list_texts(world, envs))
     numbers = tiny.number_tokens(tokenizer) if wanted.orders_numbers else None
     model = tiny.make_model(len(tokenizer), numbers=numbers, **wanted.size)
-    # Where plain `generate` ends: a turn's closing tag is its last token, and the chat template writes the end behind it.
+    # For transformers' `generate`: a turn ends with its closing tag; the chat template writes the end token after it.
     words = tokenizer.get_vocab()
     ends = sorted(words[string] for string in envs.envs[0].stop if string in words)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *ends]
-    model = model.to(default_device())  # type: ignore[arg-type]  # transformers wraps the method without its self
+    model = model.to(default_device())  # type: ignore[arg-type]  # transformers' wrapper of the method is typed without self
     return Policy(model, tokenizer)
 
 
 def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
-    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and questions;
-    or, without a corpus, what is read and written in episodes of both splits."""
+    """Yield the texts on which the vocabulary is counted: numbers, all MiniWiki words, and the environment's own passages and
+    questions; or, without a corpus, the observations and actions of episodes of both splits."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
     if not curriculum.has_corpus(envs):
         yield " ".join(numbers)
         for split in ("train", "validation"):
-            other = curriculum.remake(envs, split=split, num_envs=envs.num_envs)
-            few = list(range(500 if (own := other.envs[0].questions) is None else min(500, len(own))))
-            episodes = lessons.run_unbroken(other, few, lessons.noisy_expert, seed=1)
-            yield from (f"{turn['observation']} {turn['action']}" for turns in episodes for turn in turns)
+            with contextlib.closing(curriculum.remake(envs, split=split, num_envs=envs.num_envs)) as other:
+                few = list(range(500 if (own := other.envs[0].questions) is None else min(500, len(own))))
+                episodes = lessons.run_unbroken(other, few, lessons.noisy_expert, seed=1)
+                yield from (f"{turn['observation']} {turn['action']}" for turns in episodes for turn in turns)
         return
     is_varied = world.difficulty == "varied"
     yield " ".join(vocabulary() + numbers + ["then same / earlier later"] * is_varied)
@@ -232,7 +232,7 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     types = ("chain", "comparison", "yes_no") if is_varied else [type for type in questions.TYPES if type != "chain"]
     yield from (questions.make_question(world, type, rng).question for type in types for _ in range(500))
     task = cast(QAEnv, envs.envs[0]).task
-    if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages
+    if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server does not give its passages
         yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
     yield from (q.question for q in task.questions)
 
@@ -240,8 +240,8 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
 def fit(
     policy: Policy, batches: Iterator[tuple[str, list[BatchRow]]], share_done: Callable[[int], float], report: Report
 ) -> None:
-    """Train by token-level cross-entropy on the target tokens, the learning rate falling to zero: Muon (Jordan et al. 2024)
-    for the matrices, AdamW for embeddings, norms and biases. ``share_done``: of the training, after so many steps."""
+    """Train by token-level cross-entropy on the target tokens: Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings,
+    norms and biases. The learning rate falls to 2%. ``share_done(step)``: the finished share of the training, 0 to 1."""
     model = policy.model.train()
     named = [(p.ndim == 2 and "embed" not in name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizers: list[torch.optim.Optimizer] = [

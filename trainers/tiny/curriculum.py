@@ -1,8 +1,8 @@
 """The lessons of the tiny policy's cold start, their order, and the demonstrator.
 
-It learns to copy, to find a fact in an article, and to answer as an *early-stopping* demonstrator, which mostly stops searching
-too early (`agent_envs.tasks.qa_scripts.early_stopping`): the tools, not the task. Without a corpus it imitates a noisy expert
-(`lessons.noisy_expert`). Worlds are fresh and of the training split: held-out worlds share no entity with them.
+The policy learns to copy, to find a fact in an article, and to act as an *early-stopping* demonstrator, which mostly stops
+searching too early (`agent_envs.tasks.qa_scripts.early_stopping`). It learns the tools, not the task. Without a corpus it
+imitates a noisy expert (`lessons.noisy_expert`). Worlds are fresh training worlds; held-out worlds share no entity with them.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ from trainers.tiny import lessons
 from trainers.trajectory import BatchRow
 
 POOL = 256  # demonstrations made at a time, from one fresh world
-NUM_ENVS = 64  # that demonstrations are made in, other than those in a fresh world
+NUM_ENVS = 64  # environments in which demonstrations are made, except in a fresh world
 
 
 @dataclass(frozen=True)
 class Curriculum:
     """A cold start: its lessons, the size of the policy, and its length."""
 
-    # Of each the share of the gradient steps, and the lessons (methods of `Teacher`) that batches are drawn from.
+    # For each phase, its share of the gradient steps, and the lessons (methods of `Teacher`) that batches are drawn from.
     phases: tuple[tuple[float, tuple[str, ...]], ...]
-    demonstrator: Callable[..., Script]  # the script that whole episodes are of
+    demonstrator: Callable[..., Script]  # the script of whole episodes
     steps: int = STEPS
     tokens_per_step: int = 1250
     size: Mapping[str, int] = field(
@@ -57,9 +57,9 @@ WITH_CORPUS = Curriculum(
     ),
     qa_scripts.early_stopping,
 )
-# Where questions compare as well: as many layers as it takes to compare what was read. That comes first and by itself: whether
-# two names are the same is learned in a hundred steps of nothing else, or, amid episodes, not in a thousand in one seed of two.
-# With half of the tokens a step names are copied wrong after as many tokens: the gradient is too noisy.
+# For worlds whose questions also compare: comparing facts needs one more layer. It is taught first and by itself: whether two
+# names are equal is then learned in a hundred steps. Among episodes, one seed of two does not learn it in a thousand steps. With
+# half of the tokens per step, names are copied wrong even after the same number of tokens: the gradient is too noisy.
 IN_VARIED_WORLDS = Curriculum(
     (
         (0.04, ("repetition",)),
@@ -83,12 +83,12 @@ WITHOUT_CORPUS = Curriculum(
 
 
 def has_corpus(envs: ToolVectorEnv) -> bool:
-    """Whether the task is to read; not a mixture of such tasks, each of which has a corpus of its own."""
+    """Whether the task is questions about a corpus; False for a mixture, whose tasks have separate corpora."""
     return isinstance(envs.envs[0], QAEnv)
 
 
 def choose_curriculum(envs: ToolVectorEnv) -> Curriculum:
-    """The cold start that ``envs`` need."""
+    """Choose the cold start for ``envs``."""
     if not has_corpus(envs):
         return WITHOUT_CORPUS
     return IN_VARIED_WORLDS if difficulty_of(envs) == "varied" else WITH_CORPUS
@@ -101,13 +101,13 @@ def difficulty_of(envs: ToolVectorEnv) -> str:
 
 
 def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Script]:
-    """The demonstrations of the cold start in ``envs``, with the skill of ``demonstrator``. Raises a UserError if that differs
-    from the usual one in what makes no difference there."""
+    """Choose the script of the cold start in ``envs``, with the settings of ``demonstrator``. Raises a UserError if a setting
+    that has no effect there differs from its default."""
     script, reads = choose_curriculum(envs).demonstrator, has_corpus(envs)
     for name in ("skill", "env_kwargs") if reads else ("continue_probability",):
         if getattr(demonstrator, name) != getattr(DEMONSTRATOR, name):
             raise UserError(
-                f"cold_start_{name} makes no difference here, where the cold start imitates {script.__name__}: leave it out"
+                f"cold_start_{name} has no effect here, as the cold start imitates {script.__name__}: remove it"
             )
     if reads:
         return partial(script, continue_probability=demonstrator.continue_probability)
@@ -116,8 +116,8 @@ def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Sc
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes lessons, a pool of rows at a time. ``demonstrator`` acts in whole episodes, which are rolled out again for
-    ``outage_minutes`` while a tool fails."""
+    """Makes lessons, a pool of rows at a time. ``demonstrator`` acts in whole episodes. While a tool fails, they are rolled out
+    again for at most ``outage_minutes``."""
 
     policy: Policy
     envs: ToolVectorEnv
@@ -126,31 +126,31 @@ class Teacher:
     outage_minutes: float = retry.MINUTES
 
     def repetition(self) -> list[BatchRow]:
-        """Copies of random strings of whole words."""
+        """Make copies of random strings of whole words."""
         vocabulary = self.policy.tokenizer.get_vocab()
         words = sorted(i for token, i in vocabulary.items() if token.startswith("▁") and len(token) > 2)
         return lessons.repetition(POOL, words, self.rng)
 
     def browsing(self) -> list[BatchRow]:
-        """Facts in search results; in one world for all pools, a policy memorises its facts instead of reading."""
+        """Make questions on facts in search results, in a new world per pool; in one world, the policy memorises the facts."""
         world = World(600, self.rng.getrandbits(32), difficulty=difficulty_of(self.envs))
         own = cast(SearchTool, self.envs.envs[0].tools["search"])
         tool = SearchTool(world.build_index(), own.k, own.max_chars)
         return lessons.browsing(POOL, world, tool, self.policy, self.rng)
 
     def pairs(self) -> list[BatchRow]:
-        """How two things compare."""
+        """Make pairs of things and how they compare."""
         return lessons.pairs(4 * POOL, self._make_world(), self.policy, self.rng)
 
     def comparing(self) -> list[BatchRow]:
-        """Questions that compare, without what is read."""
+        """Make questions that compare, without the articles."""
         return lessons.comparing(4 * POOL, self._make_world(), self.policy, self.rng)
 
     def _make_world(self) -> World:
         return World(600, self.rng.getrandbits(32), difficulty="varied")
 
     def guided(self) -> list[BatchRow]:
-        """An episode without a mistake about each question of a fresh world, less what there is to decide."""
+        """Make an episode without mistakes for each question of a fresh world, without its decisions."""
         stage = self._make_fresh_envs()
         numbers = list(range(len(cast(QAEnv, stage.envs[0]).questions)))
         script = partial(qa_scripts.careless, continue_probability=1.0, mistake_probability=0.0)
@@ -158,7 +158,7 @@ class Teacher:
         return lessons.guided_episodes(stage, self.policy, numbers, script, seed, self.outage_minutes)
 
     def episodes(self) -> list[BatchRow]:
-        """Whole episodes of the demonstrator: in a fresh world where there is one to make."""
+        """Make whole episodes of the demonstrator, in a fresh world if the corpus is MiniWiki."""
         if has_corpus(self.envs):
             is_made = cast(QAEnv, self.envs.envs[0]).task.name == "miniwiki"
             stage = self._make_fresh_envs() if is_made else self.envs
@@ -174,7 +174,7 @@ class Teacher:
         return lessons.scripted_episodes(stage, self.policy, numbers, script, seed, self.outage_minutes)
 
     def _make_fresh_envs(self) -> ToolVectorEnv:
-        """The same kind of environments in a fresh world."""
+        """Make the same kind of environments in a fresh world."""
         assert self.envs.spec is not None
         entities = max(600, self.envs.spec.kwargs.get("entities", 0))
         questions = min(POOL, len(cast(QAEnv, self.envs.envs[0]).questions))
@@ -183,14 +183,14 @@ class Teacher:
 
 
 def remake(envs: ToolVectorEnv, **changes: object) -> ToolVectorEnv:
-    """Environments as ``envs``, except some of the arguments that they were made with."""
+    """Make environments like ``envs``, with some of their arguments changed."""
     assert envs.spec is not None
     return cast(ToolVectorEnv, gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **changes}))
 
 
 @contextlib.contextmanager
 def open_demonstration_envs(envs: ToolVectorEnv, demonstrator: Demonstrator) -> Iterator[ToolVectorEnv]:
-    """Where a noisy expert acts: ``envs``, or such environments with the arguments that ``demonstrator`` has for them."""
+    """Open the environments of a noisy expert: ``envs``, or such environments with the ``env_kwargs`` of ``demonstrator``."""
     if not (changes := json.loads(demonstrator.env_kwargs)):
         yield envs
         return
@@ -201,7 +201,7 @@ def open_demonstration_envs(envs: ToolVectorEnv, demonstrator: Demonstrator) -> 
 
 
 def make_batches(teacher: Teacher, steps: int) -> Iterator[tuple[str, list[BatchRow]]]:
-    """Lesson and rows of each gradient step of a cold start of so many."""
+    """Yield the lesson and the rows of each gradient step of a cold start of ``steps`` steps."""
     curriculum, rng = choose_curriculum(teacher.envs), teacher.rng
     kinds = {kind for _, kinds in curriculum.phases for kind in kinds}
     batches = {kind: batch_by_length(getattr(teacher, kind), rng, curriculum.tokens_per_step) for kind in kinds}
@@ -212,7 +212,7 @@ def make_batches(teacher: Teacher, steps: int) -> Iterator[tuple[str, list[Batch
 
 
 def batch_by_length(make: Callable[[], list[BatchRow]], rng: random.Random, tokens: int) -> Iterator[list[BatchRow]]:
-    """Endless batches of about so many tokens, each of rows of about the same length."""
+    """Yield endless batches of about ``tokens`` tokens, each of rows of about equal length."""
     while True:
         batches = split_by_length(make(), tokens)
         rng.shuffle(batches)

@@ -1,8 +1,8 @@
 """Lessons of the tiny policy's cold start: demonstrations as token sequences with an action mask.
 
-From the general to the particular: `repetition` (copying), `browsing` (finding facts in search results), `pairs` and
-`comparing` (comparing what was found), `guided_episodes` (episodes without their decisions) and `scripted_episodes` (whole
-episodes). Only the masked tokens are imitated.
+From general to specific: `repetition` (copying), `browsing` (finding facts in search results), `pairs` and `comparing`
+(comparing facts), `guided_episodes` (episodes without their decisions) and `scripted_episodes` (whole episodes). Only the tokens
+in the mask are taught.
 """
 
 import random
@@ -36,14 +36,14 @@ def _row(parts: Parts) -> BatchRow:
 
 
 def repetition(count: int, words: list[int], rng: random.Random) -> list[BatchRow]:
-    """A random string of words, then the same string again, which is taught. Brings induction heads."""
+    """Make rows of a random string of words and its repetition, which is taught. This trains induction heads."""
     strings = [rng.choices(words, k=rng.randint(5, 30)) for _ in range(count)]
     return [_row([(string, False), (string, True)]) for string in strings]
 
 
 def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[BatchRow]:
-    """Results of three searches in a row, each followed by questions about the article that was meant. Taught are the thought
-    that names the fact, and the copy of the article's text."""
+    """Make rows of the results of three searches, each followed by questions about the article that was searched for. The
+    thought that names the fact, and the copy of the article's text, are taught."""
 
     def draw_entity() -> tuple[str, int]:
         kind = rng.choice(tuple(KINDS))
@@ -67,7 +67,7 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
 
 
 def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random) -> Parts:
-    """A question about one fact, the thought that names the fact (taught), and the article's text on it (taught)."""
+    """Ask for one fact: the question, the thought that names the fact (taught), and the article's text on it (taught)."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
     question = policy.observation_ids(rng.choice(wordings).format(x=title), [])
@@ -78,7 +78,7 @@ def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng:
 
 
 def pairs(count: int, world: World, policy: Policy, rng: random.Random) -> list[BatchRow]:
-    """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
+    """Make rows of many pairs of years, names or nouns, each with the result of comparing the two, which is taught."""
     values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
     names, nouns = {relation[:2] for relation in SAME}, [relation.noun for relation in RELATION.values()]
     rows = []
@@ -92,7 +92,7 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random) -> list[
                 first, second = rng.choices(nouns, k=2)
             if (not key or key in names) and rng.random() < 0.5:
                 second = first
-            # What it is, and where a question asks for one of the two, whether it is that one.
+            # How the two compare, and if a question asks for the earlier or later one, whether it is so.
             compared = verdict(first, second, rng.choice(("", "earlier", "later")))
             for number, part in enumerate(re.split(r"(?<=:)( [a-z ]+?)(?= /|$)", compared)):
                 parts.append((policy.encode(part), number % 2 == 1))
@@ -101,8 +101,8 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random) -> list[
 
 
 def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[BatchRow]:
-    """Questions that compare two things, with the turns of an agent that reads about the one and then about the other, without
-    what it read. Taught are its searches and its answer, what the question asks for, and how the two compare."""
+    """Make rows of questions that compare two things, with the turns of an agent that reads about one and then the other, but
+    without the articles. Its searches, its answer, what the question asks for, and how the two compare are taught."""
     rows = []
     for _ in range(count):
         question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
@@ -127,9 +127,9 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
 
 
 def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.skill) -> Script:
-    """The task's scripted agent in a share ``skill`` of its episodes, its random agent in the others.
+    """Act as the task's scripted agent in a share ``skill`` of the episodes, and as its random agent in the others.
 
-    It demonstrates the moves and their results, and leaves room to learn which of them are good.
+    This demonstrates the moves and their results, but leaves the policy to learn which moves are good.
     """
     yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)
 
@@ -137,8 +137,8 @@ def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.s
 def run_unbroken(
     envs: ToolVectorEnv, numbers: list[int], script: ScriptMaker, seed: int = 0, outage_minutes: float = retry.MINUTES
 ) -> list[list[dict[str, Any]]]:
-    """The turns of a script on numbered instances, rolled out again while a tool fails in any of the episodes, as by
-    `trainers.runtime.retry.retry_on_tool_failure`: they are kept for runs that have no outage."""
+    """Return the turns of a script on numbered instances, rolled out again while a tool fails in any episode
+    (`trainers.runtime.retry.retry_on_tool_failure`): later runs without an outage reuse the cold start."""
     run = partial(roll_out_many, envs, numbers, script, seed)
     return retry.retry_on_tool_failure(run, share_failed, outage_minutes, most=0.0)
 
@@ -147,7 +147,7 @@ def scripted_episodes(
     envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int,
     outage_minutes: float = retry.MINUTES,
 ) -> list[BatchRow]:  # fmt: skip
-    """Whole episodes of a script on numbered instances; the tokens of its turns are taught."""
+    """Make rows of whole episodes of a script on numbered instances; the tokens of its turns are taught."""
     episodes = run_unbroken(envs, numbers, script, seed, outage_minutes)
     return [row for turns in episodes for row in episode_rows(turns, policy, envs.envs[0].stop)]
 
@@ -156,21 +156,21 @@ def guided_episodes(
     envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int = 0,
     outage_minutes: float = retry.MINUTES,
 ) -> list[BatchRow]:  # fmt: skip
-    """Whole episodes of a script that makes no mistake, without its decisions.
+    """Make rows of whole episodes of a script that makes no mistakes, without its decisions.
 
-    The tag, search or answer, is not taught, nor is the turn after an article with two names for the fact.
+    The tag (search or answer) is not taught, nor is the turn after an article with two candidate names for the fact.
     """
     tags = {int(policy.tokenizer.convert_tokens_to_ids(tag)) for tag in ("<search>", "<answer>")}  # type: ignore[arg-type]
     rows = []
     for number, turns in zip(numbers, run_unbroken(envs, numbers, script, seed, outage_minutes), strict=True):
         steps = cast(QAEnv, envs.envs[0]).questions[number].decomposition or ()
-        for row in episode_rows(turns, policy, envs.envs[0].stop):  # several where the context is rewritten
+        for row in episode_rows(turns, policy, envs.envs[0].stop):  # several if the context is rewritten
             rows.append(replace(row, mask=_hide_decisions(row, steps, tags)))
     return rows
 
 
 def _hide_decisions(row: BatchRow, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
-    """Return the loss mask of an episode with the tokens of decisions left out: tags, and steps with a rival."""
+    """Return the action mask of an episode without the tokens of decisions: tags, and turns of steps with a rival."""
     rivals = [False, *("rival" in step for step in steps)]
     tokens = zip(row.ids, row.mask, row.turns, strict=True)
     return [taught and token not in tags and not rivals[turn] for token, taught, turn in tokens]

@@ -1,9 +1,9 @@
 """The default policy: a small Llama-like model and a word-level tokenizer, both made from scratch.
 
-The architecture is Seed-OSS: Llama's layers, with biases of queries, keys and values only. That of Qwen2 is the same, except its
-type transformers' AutoTokenizer gives Qwen's own tokenizer, whatever the folder holds.
+The architecture is Seed-OSS: Llama's layers, with biases of queries, keys and values only. Qwen2's is the same, but
+transformers' AutoTokenizer loads Qwen's own tokenizer for its model type, whatever the folder holds.
 
-The tokenizer gives each known word one token and spells unknown words in characters and bytes, so no text is lost. Its
+The tokenizer encodes each known word as one token and spells unknown words in characters and bytes, so no text is lost. Its
 chat template leaves out the system message: instructions in prose mean nothing to a model without pretraining.
 """
 
@@ -25,7 +25,7 @@ ROPE_THETA = 1e6
 
 
 def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is the 8,000 most frequent words of ``texts``."""
+    """Make a tokenizer; its words are the 8,000 most frequent ones of ``texts``."""
     split = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(prepend_scheme="always"),
@@ -56,8 +56,8 @@ def make_model(
     vocab_size: int, hidden_size: int = 128, layers: int = 3, heads: int = 4, intermediate_size: int = 128,
     numbers: Mapping[int, int] | None = None,
 ) -> SeedOssForCausalLM:  # fmt: skip
-    """A model whose first attention layers start as a circuit that copies (see `_init_for_copying`), and the embeddings of
-    ``numbers`` (`number_tokens`) in their order."""
+    """Make a model whose attention layers are initialised to copy (see `_init_for_copying`), with the embeddings of ``numbers``
+    (`number_tokens`) in numerical order along one direction."""
     config = SeedOssConfig(
         vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden_size // heads, max_position_embeddings=4096,
@@ -73,14 +73,14 @@ def make_model(
 
 
 def number_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-    """The number that each token is which is one."""
+    """Return the number that each numeric token denotes, by token id."""
     words = {i: token.removeprefix("▁") for token, i in tokenizer.get_vocab().items()}
     return {i: int(word) for i, word in sorted(words.items()) if word.isdecimal()}
 
 
 def _order_numbers(embeddings: torch.Tensor, numbers: Mapping[int, int]) -> None:
-    """Lay years (1850 to 2020) and smaller numbers (0 to 1000) along one direction of ``embeddings`` [V, H]. From nothing, which
-    of two is larger would have to be learned pair by pair."""
+    """Place years (1850 to 2020) and smaller numbers (0 to 1000) along one direction of ``embeddings`` [V, H]. Otherwise the
+    model would have to learn pair by pair which of two numbers is larger."""
     if not numbers:
         return
     direction = torch.nn.functional.normalize(torch.randn(embeddings.shape[1]), dim=0)
@@ -91,11 +91,11 @@ def _order_numbers(embeddings: torch.Tensor, numbers: Mapping[int, int]) -> None
 def _init_for_copying(model: SeedOssForCausalLM) -> None:
     """Initialise for copying, in the spirit of mimetic initialisation (Trockman & Kolter 2023, arXiv 2305.09828).
 
-    An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies what followed.
-    From random weights it takes minutes to appear; here its two halves are there from the start, and training goes on
-    from them. Layer 0: heads look a fixed distance back, by their biases only. Head 0 looks one token back, head 1
+    An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies the token after it.
+    From random weights it takes minutes to appear; here both of its halves exist from the start, and training refines
+    them. Layer 0: heads look a fixed distance back, by their biases only. Head 0 looks one token back, head 1
     two, heads 2 and 3 at a soft window of the last few tokens. Layer 1: half of the heads compare the current
-    token (query) with what head 0 has written (key). Later layers: values pass through unchanged, that is, copying.
+    token (query) with the output of head 0 (key). From layer 1 on, values pass through unchanged, that is, they are copied.
     """
     config = model.config
     d, heads = config.hidden_size, config.num_attention_heads

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): momentum whose singular values are all made about 1."""
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): momentum with all singular values set to about 1."""
 
 import math
 from collections import defaultdict
@@ -13,10 +13,10 @@ ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """What ``torch.optim.Muon`` does with Nesterov's momentum, without weight decay, for matrices of one shape at a time. ``lr``
-    is the step of a square or wide matrix; of a tall one √(rows / columns) times that.
+    """Muon with Nesterov momentum and without weight decay, as in ``torch.optim.Muon``; it updates all matrices of one shape
+    together. ``lr`` is the step of a square or wide matrix; a tall matrix takes √(rows / columns) times that.
 
-    PyTorch's always computes in bfloat16. On a CPU without bfloat16 matmul that took more than half of a cold start.
+    ``torch.optim.Muon`` always computes in bfloat16, which takes more than half of a cold start on a CPU without bfloat16 matmul.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95):
@@ -43,8 +43,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
-    """[n, A, B] with singular values between about 0.7 and 1.2 and the singular vectors that they have, by Newton and Schulz's
-    iteration; in bfloat16 if the CPU has bfloat16 matmul."""
+    """Set the singular values of matrices [n, A, B] to between about 0.7 and 1.2, and keep their singular vectors, by
+    Newton-Schulz iteration; in bfloat16 if the device has bfloat16 matmul."""
     a, b, c = COEFFICIENTS
     x = matrices.to(torch.bfloat16 if has_bfloat16_products(matrices.device) else torch.float32)
     is_tall = x.shape[1] > x.shape[2]

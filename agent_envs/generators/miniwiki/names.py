@@ -1,4 +1,4 @@
-"""Names of fictional things, combined from word pools that are the same in every world. A hash of the name decides on its
+"""Names of fictional things, combined from word pools that are the same in every world. A hash of the name decides its
 split, so worlds of different splits share no entity."""
 
 import random
@@ -78,7 +78,7 @@ def _candidate(kind: str, rng: random.Random, scale: int) -> str:
 
 def unique_names(kind: str, count: int, split: str, rng: random.Random, taken: set[str]) -> Iterator[str]:
     """Yield ``count`` names of ``kind`` in ``split`` that are not taken yet, and record them in ``taken``."""
-    scale = max(1, -(-6 * count // _COMBINATIONS[kind]))  # most combinations stay unused, so draws seldom collide
+    scale = max(1, -(-6 * count // _COMBINATIONS[kind]))  # most combinations stay unused, so draws rarely collide
     while count:
         name = _candidate(kind, rng, scale)
         if name not in taken and split_of(name) == split:

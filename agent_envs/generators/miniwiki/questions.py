@@ -2,8 +2,8 @@
 
 The types are those of the benchmarks: ``single`` (one hop), ``bridge`` (HotpotQA: a relative clause describes the middle
 entity), ``compositional`` (2WikiMultihopQA, MuSiQue: "the r2 of the r1 of X"), ``inference`` (2WikiMultihopQA: a relation
-that no article states), ``comparison`` and ``yes_no``. A ``chain`` asks for one relation or two, which takes 1 to 3
-articles of a "varied" world.
+that no article states), ``comparison`` and ``yes_no``. A ``chain`` asks for one or two relations, and its answer
+takes 1 to 3 articles of a "varied" world.
 """
 
 import random
@@ -33,11 +33,11 @@ class Hop:
 
 
 def make_question(world: World, type: str, rng: random.Random, hops: int = 2) -> Question:
-    """A random question of ``type``. ``hops``: the number of relations for bridge and compositional, 2 to 4, of articles for
-    chain, 1 to 3.
+    """Draw a random question of ``type``. ``hops`` is the number of relations for bridge and compositional (2 to 4) and the
+    number of articles for chain (1 to 3).
 
     Raises:
-        ValueError: an unknown type, other hops, or a world too small to hold such a question.
+        ValueError: for an unknown type, other hops, or a world that is too small or of a difficulty without such questions.
     """
     if type not in TYPES:
         raise ValueError(f"type must be one of {TYPES}, got {type!r}")
@@ -47,7 +47,7 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
         raise ValueError(f"hops must be 2, 3 or 4, got {hops}")
     if type == "chain" and world.difficulty != "varied":
         raise ValueError(f'chain questions need a world with difficulty "varied", got {world.difficulty!r}')
-    # Another type counts on a number of articles.
+    # The other types rely on a fixed number of articles.
     if type not in ("chain", "comparison", "yes_no") and world.difficulty == "varied":
         raise ValueError(f'a world with difficulty "varied" has chain, comparison and yes_no questions, no {type}')
     draw = _two_entities if type in ("comparison", "yes_no") else _read_chain if type == "chain" else _one_chain
@@ -69,7 +69,7 @@ def _one_chain(world: World, type: str, rng: random.Random, hops: int) -> Questi
 
 
 def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
-    """One relation or two, as likely for each number of articles: the form does not give that away."""
+    """Draw one or two relations, equally likely for each number of articles, so that the form does not reveal that number."""
     asks_for = rng.randint(1, 2)
     for _ in range(_TRIES):
         relations = _random_relations(rng, asks_for)
@@ -92,8 +92,8 @@ def _chain_question(world: World, type: str, text: Any, path: list[Hop], chained
 
 
 def read_path(world: World, subject: int, relations: list[schema.Relation]) -> list[Hop] | None:
-    """The reading steps from entity number ``subject`` along ``relations``; None where a fact is unknown or an article would
-    be read twice."""
+    """The reading steps from entity number ``subject`` along ``relations``; None if a fact is unknown or an article would be
+    read twice."""
     path: list[Hop] = []
     while relations:
         relation, *relations = relations
@@ -114,13 +114,13 @@ def read_path(world: World, subject: int, relations: list[schema.Relation]) -> l
 
 
 def _title(world: World, hop: Hop) -> str:
-    """Title of the article with the fact of this step."""
+    """The title of the article that states the fact of this step."""
     relation, subject = hop.told_by or (hop.relation, hop.subject)
     return world.names[relation.subject][subject]
 
 
 def _random_relations(rng: random.Random, hops: int) -> list[schema.Relation]:
-    """A chain whose links fit: each object is the next one's subject; no relation twice in a row."""
+    """Draw a chain of relations: the object of each is the subject of the next; no relation comes twice in a row."""
     while True:
         relations = [rng.choice(schema.BY_KIND[rng.choice(tuple(schema.KINDS))])]
         while len(relations) < hops and relations[-1].target in schema.KINDS:
@@ -130,7 +130,7 @@ def _random_relations(rng: random.Random, hops: int) -> list[schema.Relation]:
 
 
 def _chain(world: World, rng: random.Random, relations: list[schema.Relation]) -> list[Hop] | None:
-    """Start somewhere where every fact along ``relations`` is known and no entity comes twice; None if not found."""
+    """Draw a path along ``relations`` of which all facts are known and no entity comes twice; None if none is found."""
     start = world.names[relations[0].subject]
     for _ in range(_TRIES):
         path, entity = [], rng.randrange(len(start))
@@ -162,7 +162,7 @@ def _chain_text(world: World, path: list[Hop], type: str, rng: random.Random) ->
 
 def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     if world.difficulty != "varied":
-        drawn = rng.choice(schema.COMPARISONS)  # always: a seed gives the questions that it always gave
+        drawn = rng.choice(schema.COMPARISONS)  # also for yes_no, to keep the questions of each seed
         kind, name, *asks = schema.SAME[0] if type == "yes_no" else drawn
     elif type == "yes_no":
         kind, name, *asks = rng.choice(schema.SAME)
@@ -171,11 +171,11 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
         asks = [text.replace("{when}", when) for when in ("earlier", "later")]
     relation, values = schema.RELATION[kind, name], world.facts[kind, name]
     if world.difficulty == "varied" and relation.target == "date":
-        values = values // (12 * 28)  # in different years, not on different days alone
+        values = values // (12 * 28)  # compare years: two days in the same year count as equal
     equal = rng.random() < 0.5 and type == "yes_no"
     for _ in range(_TRIES):
         a, b = rng.sample(range(len(values)), 2)
-        if equal and world.difficulty == "varied":  # two by chance seldom are, and "no" would be the rule
+        if equal and world.difficulty == "varied":  # a random pair is rarely equal: most answers would be "no"
             b = int(rng.choice(np.flatnonzero(values == values[a])))
         if a == b or min(values[a], values[b]) < 0 or (values[a] == values[b]) != equal:
             continue
@@ -204,11 +204,11 @@ def _question(world, type, text, answer, aliases, path: list[Hop], chained: bool
         named = f"#{number}" if chained and number else _name(world, hop)  # MuSiQue's way to name an earlier answer
         step: dict[str, Any] = {"question": f"{hop.relation.noun} of {named}?", "answer": found, "title": title}
         if hop.reference >= 0:
-            step["reference"] = True  # the answer is not the object, but who has the same one
-        elif hop.told_by:  # the article says first who that is
+            step["reference"] = True  # the answer is not the object, but the entity with the same one
+        elif hop.told_by:  # the article names the subject of this step first
             step["told_with"] = {"question": f"{relation.noun} of {title}?", "answer": _name(world, hop)}
         elif rival := world.rival(hop.relation, hop.subject):
-            step["rival"] = rival  # stands beside the answer, and is wrong
+            step["rival"] = rival  # a wrong name beside the answer
         steps.append(step)
     return Question(
         id=f"miniwiki-{world.split}-{world.seed}-{path[0].relation.subject}-{path[0].subject}-{zlib.crc32(text.encode()):08x}",
@@ -223,7 +223,7 @@ def _question(world, type, text, answer, aliases, path: list[Hop], chained: bool
 
 
 def _found(world: World, hop: Hop) -> str:
-    """Fact of the article: the object, or who has the same one."""
+    """What the article states: the object, or the entity with the same one."""
     if hop.reference >= 0:
         return world.names[hop.relation.subject][hop.reference]
     return world.text(hop.relation, hop.subject)

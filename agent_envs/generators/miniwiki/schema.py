@@ -1,4 +1,4 @@
-"""What can be true in a MiniWiki world, and how its articles and questions say it.
+"""The relations of a MiniWiki world, and how its articles and questions express them.
 
 Every relation is functional (one object per subject), so a chain of relations has exactly one answer.
 """

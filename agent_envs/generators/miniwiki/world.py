@@ -1,6 +1,6 @@
-"""A fictional world: who exists, what is true of them, and the articles that say so.
+"""A fictional world: its entities, the facts about them, and the articles that state these facts.
 
-Facts are integer arrays (entity index or encoded value); articles are written on demand from a seed of their own.
+Facts are integer arrays (entity index or encoded value). Articles are written on demand, each from its own seed.
 """
 
 import random
@@ -15,11 +15,11 @@ from agent_envs.generators.instances import check_integers
 from agent_envs.generators.miniwiki import names, schema
 from retrieval_index import Passage, Searcher
 
-# expected misleading sentences in an article
+# mean number of misleading sentences in an article
 DIFFICULTIES = {"easy": 0.0, "normal": 0.5, "hard": 2.0, "varied": 0.5}
 _REFERENCES, _ASIDES, _RIVALS = 0.25, 0.3, 0.4  # shares of the facts of a "varied" world that are told that way
-_BOUND = ("spouse", "father")  # relations that hang together with others: never told by reference
-_MISSING = {"spouse": 0.3, "father": 0.3, "employer": 0.4}  # share of people of whom nothing is said
+_BOUND = ("spouse", "father")  # relations that depend on others: never told by reference
+_MISSING = {"spouse": 0.3, "father": 0.3, "employer": 0.4}  # share of people for whom the relation is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class World:
     """``entities`` fictional entities and the facts between them, a pure function of the arguments.
 
     Args:
-        entities: how many articles the world has, at least 50.
-        seed: two seeds give two unrelated worlds.
+        entities: number of entities, each with an article; at least 50.
+        seed: different seeds give unrelated worlds.
         split: ``"train"`` or ``"heldout"``; worlds of different splits share no entity name.
         difficulty: ``"easy"`` (one wording for each fact), ``"normal"`` (varied wording, a misleading sentence in every
             other article), ``"hard"`` (also inverted wording such as "X directed Y", two misleading sentences an article),
@@ -71,7 +71,7 @@ class World:
             if relation.target in sizes:
                 values = rng.integers(sizes[relation.target], size=n)
                 if relation.target == kind:
-                    values = np.where(values == np.arange(n), (values + 1) % n, values)  # nobody is their own object
+                    values = np.where(values == np.arange(n), (values + 1) % n, values)  # no entity is its own object
             elif relation.target == "date":
                 values = (rng.integers(1850, 1990, n) * 12 + rng.integers(0, 12, n)) * 28 + rng.integers(0, 28, n)
             elif relation.target == "year":
@@ -81,13 +81,13 @@ class World:
             else:
                 values = rng.integers(len(schema.COUNTRIES), size=n)
             if self.difficulty == "varied" and name == "length":
-                values -= values % 10  # each number a token that comes up often enough to be learned
+                values -= values % 10  # few numbers, so that the token of each is frequent enough to be learned
             values[rng.random(n) < _MISSING.get(name, 0.0)] = -1
             self.facts[kind, name] = values
         self._marry(rng, sizes["person"])
 
     def _marry(self, rng: np.random.Generator, people: int) -> None:
-        """Marriage is mutual, and a father is born 20 to 60 years before his child."""
+        """Make marriages mutual, and choose fathers who are born 20 to 60 years before their child."""
         pairs = rng.permutation(people)[: people // 20 * 14].reshape(-1, 2)
         spouse = self.facts["person", "spouse"]
         spouse[:] = -1
@@ -100,18 +100,18 @@ class World:
         self.facts["person", "father"] = np.where(unknown, -1, father)
 
     def _draw_telling(self, rng: np.random.Generator) -> None:
-        """Draw for each fact the entity it refers to, the relation of its object told along, and the wrong name; -1: none."""
+        """Draw for each fact a reference to another entity, an aside about its object, and a wrong name; -1 for none."""
         self._references = {key: self._draw_references(relation, rng) for key, relation in schema.RELATION.items()}
         self._asides, self._rivals = {}, {}
         for key, relation in schema.RELATION.items():
             if relation.target in schema.KINDS:
                 told = (self._references[key] < 0) & (self.facts[key] >= 0)
                 self._asides[key] = np.where(told, self._draw_asides(relation, rng), -1)
-                alone = told & (self._asides[key] < 0)  # an aside would give away which of two names is meant
+                alone = told & (self._asides[key] < 0)  # an aside would reveal which of the two names is right
                 self._rivals[key] = np.where(alone, self._draw_rivals(relation, rng), -1)
 
     def _draw_references(self, relation: schema.Relation, rng: np.random.Generator) -> np.ndarray:
-        """Draw references. A fact that is told by reference becomes that of the entity it refers to."""
+        """Draw references. A fact that is told by reference takes the value of the entity that it refers to."""
         values = self.facts[relation.subject, relation.name]
         references = np.full(len(values), -1)
         if relation.name in _BOUND:
@@ -141,7 +141,7 @@ class World:
         return int(self._references[relation.subject, relation.name][subject]) if self.difficulty == "varied" else -1
 
     def aside(self, relation: schema.Relation, subject: int) -> schema.Relation | None:
-        """The relation of its object that the article of ``subject`` tells along with this one."""
+        """The relation of the object that the article of ``subject`` states with ``relation``; None if there is none."""
         if self.difficulty != "varied" or relation.target not in schema.KINDS:
             return None
         number = int(self._asides[relation.subject, relation.name][subject])
@@ -174,7 +174,7 @@ class World:
         )
 
     def article(self, kind: str, index: int) -> Article:
-        """The article of entity number ``index`` of a kind, which is kept: many questions ask for one."""
+        """The article of entity number ``index`` of a kind, cached because many questions use the same one."""
         if (kind, index) not in self._articles:
             self._articles[kind, index] = self._write_article(kind, index)
         return self._articles[kind, index]
@@ -208,7 +208,7 @@ class World:
         return Article(title, tuple(sentences), states)
 
     def _vary(self, sentence: str, subject: str, relation: schema.Relation, index: int, rng: random.Random) -> str:
-        """The sentence of a fact, or one that refers to another entity's, or one with a second name in it."""
+        """The sentence of a fact, one that refers to another entity with the same object, or one with a wrong second name."""
         reference, rival = self.reference(relation, index), self.rival(relation, index)
         if reference >= 0:
             wording = rng.choice(("{s} has the same {noun} as {w}.", "{s} shares the {noun} of {w}."))
@@ -232,7 +232,7 @@ class World:
                 yield Passage(f"{kind}-{index}", title, " ".join(self._write_article(kind, index).sentences))
 
     def build_index(self) -> Searcher:
-        """Build BM25 over the articles. Title and text count alike, except in a "varied" world."""
+        """Build BM25 over the articles. Title and text have equal weight, except in a "varied" world."""
         if self.difficulty == "varied":
             return retrieval_index.build(self.passages())
         return retrieval_index.build(self.passages(), title_weight=1, exact_title=False)
@@ -255,8 +255,8 @@ def value_aliases(target: str, value: int) -> tuple[str, ...]:
 
 
 def _wordings(says: tuple[str, ...], difficulty: str) -> tuple[str, ...]:
-    """Easy: the first wording. Normal: those that name the relation before the object. Hard: all. Varied: those of normal,
-    with the relation beside the object ("X's director is Y"), where a tiny policy finds it."""
+    """Choose wordings by difficulty. Easy: the first. Normal: those that name the relation before the object. Hard: all.
+    Varied: those of normal, with the relation beside the object ("X's director is Y"), where a tiny policy finds it."""
     if difficulty == "easy":
         return says[:1]
     if difficulty == "varied":
@@ -269,7 +269,7 @@ def _draw_count(rng: random.Random, mean: float) -> int:
 
 
 def _next_in_order(titles: list[str]) -> np.ndarray:
-    """For each title the one that follows it, sorted by last word: most often they share that word."""
+    """For each title, the index of the next one in the order of last words; most often the two share that word."""
     order = np.array(sorted(range(len(titles)), key=lambda i: (titles[i].split()[-1], titles[i])))
     following = np.empty(len(titles), dtype=np.int64)
     following[order] = np.roll(order, -1)

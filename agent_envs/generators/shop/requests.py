@@ -1,7 +1,7 @@
-"""The messages of customers to the shop of `service`, with the calls that serve them and the state these lead to.
+"""Messages of customers to the shop of `service`, with the calls that serve them and the state after these calls.
 
-A wish puts its orders into the shop, adds the calls that serve it (a transfer, if it is against the policy), and returns a
-function that words it.
+A function for a wish adds its orders to the shop, records the calls that serve it (a transfer if the policy forbids it),
+and returns a function that writes its text.
 """
 
 import random
@@ -76,7 +76,7 @@ def add_order(
 
 
 class Draft:
-    """A request that is being built: the shop's state, the customer, and the order that the present wish is about."""
+    """A request under construction: the shop's state, the customer, the calls, and the ``items`` of the last added order."""
 
     def __init__(self, rng: random.Random, by_number: bool):
         self.rng, self.by_number = rng, by_number
@@ -96,22 +96,22 @@ class Draft:
         self.add_call("confirm")
 
     def add_order(self, status: str, *, days_ago: int = 0, products: tuple[str, ...] = ()) -> str:
-        """Add an order of the customer to the shop and return its id; `items` are then those of this order.
-        Raises Redraw: another wish is about one of its products."""
+        """Add an order of the customer to the shop and return its id; sets ``items`` to those of this order.
+        Raises Redraw if another wish is about one of its products."""
         id = add_order(self.state, self.rng, self.customer, status, days_ago=days_ago, products=products)
         self.items = self.state["orders"][id]["items"]
         self.claim_products({self.name(product) for product in self.items})
         return id
 
     def claim_products(self, names: set[str]) -> None:
-        """Reserve products, by name, for the present wish, since two wishes could need the same stock.
-        Raises Redraw: another wish is about one of them."""
+        """Reserve products, by name, for the current wish, since two wishes could need the same stock.
+        Raises Redraw if another wish is about one of them."""
         if names & self._claimed:
             raise Redraw
         self._claimed |= names
 
     def refer_to(self, order: str, item: str = "") -> str:
-        """The order by its number, or by something in it, besides ``item``, that no other order of this customer has."""
+        """Words for an order: its number, or a product in it, except ``item``, that no other order of the customer has."""
         orders = self.state["orders"]
         rest = [o for id, o in orders.items() if id != order and o["customer"] == self.customer]
         others = {self.name(p) for o in rest for p in o["items"]}
@@ -132,7 +132,7 @@ class Draft:
         return self.state["products"][product]["colour"]
 
     def variants_in_stock(self, name: str, pieces: int, without: str = "") -> list[str]:
-        """Colours of a product of which there are enough pieces, from the cheapest up; Redraw if the price is a tie."""
+        """Ids of the colours of a product with enough pieces, cheapest first; raises Redraw if none has, or two are cheapest."""
         found = [p for p in variants(self.state, name) if self.state["products"][p]["stock"] >= pieces and p != without]
         found.sort(key=lambda p: self.state["products"][p]["price"])
         if not found or len({self.state["products"][p]["price"] for p in found[:2]}) < len(found[:2]):
@@ -191,7 +191,7 @@ def shipped_address(d: Draft) -> Wording:
 
 
 def account_address(d: Draft) -> Wording:
-    """Change the address in the account, and none of the orders."""
+    """Change the address in the account, but in none of the orders."""
     address = make_address(d.rng)
     d.add_call("change_account_address", customer_id=d.customer, address=address)
     return lambda: f"I have moved: my account should say {address} from now on, but leave my orders as they are."
@@ -244,7 +244,7 @@ def exchange_cheapest(d: Draft) -> Wording:
 
 
 def exchange_or(d: Draft) -> Wording:
-    """Exchange a product for one colour or, where there is not enough of it, for another."""
+    """Exchange a product for one colour or, if there is not enough of it, for another."""
     order = d.add_order("pending")
     old = d.rng.choice(sorted(d.items))
     others = [p for p in variants(d.state, d.name(old)) if p != old]
@@ -257,7 +257,7 @@ def exchange_or(d: Draft) -> Wording:
 
 
 def give_back(d: Draft, *, late: bool = False, all_but_one: bool = False) -> Wording:
-    """Return one product of a delivered order, or all but one; where `late`, after the time for returns is over."""
+    """Return one product of a delivered order, or all but one; if ``late``, after the time limit for returns."""
     window = 60 if d.state["customers"][d.customer]["tier"] == "gold" else 30
     order = d.add_order("delivered", days_ago=d.rng.randint(window + 1, 90) if late else d.rng.randint(1, window))
     item = d.rng.choice(sorted(d.items))
@@ -286,7 +286,7 @@ def give_back_sale(d: Draft) -> Wording:
 
 
 def place(d: Draft) -> Wording:
-    """Order the cheapest colour of a product that is in stock."""
+    """Order the cheapest colour of a product with enough pieces in stock."""
     pieces = d.rng.randint(1, 5)
     name = d.name(d.rng.choice(sorted(d.state["products"])))
     product = d.variants_in_stock(name, pieces)[0]
@@ -331,8 +331,8 @@ DIFFICULTIES = tuple(WISHES)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message to the service desk. ``calls`` serve it: they turn ``state`` into ``goal``. ``kinds``: of its wishes;
-    ``customer``: the id of who wrote it."""
+    """A message to the service desk. The ``calls`` that serve it turn ``state`` into ``goal``. ``kinds`` are those of its
+    wishes, ``customer`` is the id of its author."""
 
     text: str
     state: ShopState
@@ -353,7 +353,7 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
         draft.add_call("find_customer", name=record["name"], postcode=record["postcode"])
         try:
             wishes = [WISH_KINDS[kind](draft) for kind in kinds]
-            texts = [wish() for wish in wishes]  # worded once all orders are there, so that descriptions are unique
+            texts = [wish() for wish in wishes]  # written once all orders exist, so that descriptions are unique
             shop = Shop()
             shop.load(draft.state)
             for call in draft.calls:

@@ -1,5 +1,5 @@
 """The shop's service desk: functions that read and change a shop's state, and reject what cannot be done. They carry out
-some of what `POLICY` forbids; `conduct` judges it."""
+some actions that `POLICY` forbids; `conduct` detects these."""
 
 import copy
 import inspect
@@ -35,7 +35,7 @@ Watch = Callable[[ToolCall, Any, ShopState], None]  # a call that was carried ou
 
 
 def _watched(function: Callable) -> Callable:
-    """The function, which shows every call that it carries out to the shop's watch."""
+    """Wrap a function so that it reports every call that it carries out to the shop's watch."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -50,7 +50,7 @@ def _watched(function: Callable) -> Callable:
 
 
 class Shop:
-    """The functions over one state. A mistake of the caller is a ValueError."""
+    """The functions of the service desk over one state. They raise ValueError for a mistake of the caller."""
 
     watch: Watch | None
 
@@ -58,8 +58,8 @@ class Shop:
         self.load({"products": {}, "customers": {}, "orders": {}, "transfers": {}})
 
     def load(self, state: ShopState, watch: Watch | None = None) -> None:
-        """Start anew with a copy of `state`. ``watch`` is told of every call that succeeds."""
-        # A copy, ten times as fast as deepcopy's; the bytes are only ever those that were made here.
+        """Start again with a copy of ``state``. ``watch`` is called after every call that succeeds."""
+        # Ten times as fast as deepcopy, and safe: the bytes are made here.
         self.state, self.watch = pickle.loads(pickle.dumps(state)), watch
         self._unconfirmed: tuple[str, tuple] | None = None
 

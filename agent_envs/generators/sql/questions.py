@@ -187,19 +187,19 @@ def describe(schema: str, number: int) -> str:
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 DIFFICULTIES = ("easy", "normal", "hard")
-DATABASES = 2000  # numbers of a schema; even ones are for training, odd ones for validation
+DATABASES = 2000  # of a schema; those with even numbers are for training, with odd ones for validation
 _MOST_NAMES = 6
-_TRIES = 5  # of a database, before another is made
+_TRIES = 5  # questions that are tried on a database before another is drawn
 _MONTHS = "January February March April May June July August September October November December".split()
 _SLOT = re.compile(r"\{([\w.-]+)\}")
 _FORMAT_REQUESTS = dict.fromkeys(("average", "percentage"), " Give two decimals.")
 _FORMAT_REQUESTS["names"] = " Separate the names with commas."
-_HALF_A_CENT = Fraction(1, 200) + Fraction(1, 10**9)  # 54.175 is a little less as a float, and is rounded to 54.18
+_HALF_A_CENT = Fraction(1, 200) + Fraction(1, 10**9)  # as a float, 54.175 is slightly less; 54.18 must count
 
 
 @dataclass(frozen=True, slots=True)
 class SQLQuestion:
-    """A question over database ``number`` of ``schema``; ``golds`` are what ``sql`` selects, ``tables`` what it reads."""
+    """A question over database ``number`` of ``schema``; ``golds`` are the values that ``sql`` selects, from ``tables``."""
 
     text: str
     schema: str
@@ -235,7 +235,7 @@ def _is_askable(kind: str, golds: tuple) -> bool:
 
 
 def _draw_slot_values(template: str, schema: str, number: int, rng: random.Random) -> tuple[Slots, Slots]:
-    """What to put in each slot: in the question, and in the SQL."""
+    """Draw the values of the slots, as the question and as the SQL write them."""
     in_text, in_sql = Slots(), Slots()
     for slot in dict.fromkeys(_SLOT.findall(template)):
         if slot == "month":
@@ -254,7 +254,7 @@ def _fill_slots(values: Slots, template: str) -> str:
 
 
 def _column_values(schema: str, number: int, table: str, column: str) -> list[str]:
-    """The different values of a column, in order."""
+    """The distinct values of a column, sorted."""
     definition = SCHEMAS[schema].script.split(f"CREATE TABLE {table} (")[1]
     place = [part.split()[0] for part in definition.split(");")[0].replace(" (id)", "").split(",")].index(column)
     return sorted({row[place] for row in rows_of(schema, number)[table]})
@@ -264,7 +264,7 @@ def _column_values(schema: str, number: int, table: str, column: str) -> list[st
 
 
 def is_right(question: SQLQuestion, answer: str) -> bool:
-    """Whether an answer is the gold one; names in any order, averages and percentages to two decimals."""
+    """Whether an answer is right: names in any order, averages and percentages to two decimals, other answers exactly."""
     if question.kind != "names":
         gold, answer, rounded = question.golds[0], answer.strip(), question.kind in ("average", "percentage")
         if isinstance(gold, str):
@@ -282,7 +282,7 @@ def matches(question: SQLQuestion, found: QueryResult) -> bool:
 
 
 def _key(value: Any) -> tuple[str, str]:
-    """Numbers that differ by rounding to two decimals count as one."""
+    """A key for comparison; numbers that are equal after rounding to two decimals have the same key."""
     if isinstance(value, int | float):
         return "number", f"{round(value, 2):.2f}"
     return "text", normalize_text(str(value))

@@ -1,7 +1,7 @@
 """SQLite for untrusted queries: read-only, in memory, and the same on every machine.
 
-SQLite's authorizer and limits bound what a query may do. A count of virtual machine instructions bounds its time, not a
-clock, so the same query always ends the same way.
+SQLite's authorizer and limits bound what a query may do. Its time is bounded by a count of virtual machine instructions
+instead of a clock, so the same query always ends the same way.
 """
 
 import sqlite3
@@ -12,13 +12,13 @@ from itertools import chain, repeat
 from threading import Lock
 from typing import Any
 
-MAX_ROWS = 50  # of a result, that are fetched and shown
+MAX_ROWS = 50  # of a result that are fetched and shown
 MAX_CELL = 200  # characters of a value that are shown
 _MAX_SQL = 4_000  # characters
 _MAX_INSTRUCTIONS = 1_000_000
-_MAX_LIKE = 1_000_000  # characters looked at by LIKE
+_MAX_LIKE = 1_000_000  # characters that LIKE compares in a query
 _MAX_VALUE = 1_000  # bytes of a string or row
-# Bytes of SQLite in this process. It copies what a query names several times, so a thousand characters can take gigabytes.
+# Bytes of SQLite in this process. It copies what a query names several times, so 1,000 characters of SQL can take gigabytes.
 _MAX_HEAP = 256 << 20
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _MAX_VALUE,
@@ -28,7 +28,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
 }
 _DATES = ("date", "time", "datetime", "julianday", "strftime")
-# No random numbers, no clock, no files, nothing that makes long strings or runs for long within one instruction.
+# No random numbers, clock or files, and nothing that makes long strings or runs long within one instruction.
 _FUNCTIONS = frozenset(
     """abs avg coalesce count cume_dist dense_rank first_value floor ceil ceiling group_concat iif ifnull lag
     last_value lead length like lower max min mod nth_value ntile nullif percent_rank rank round
@@ -38,12 +38,12 @@ _ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
 
 
 class QueryError(ValueError):
-    """A query that cannot be run, or not to its end; the message is for whoever wrote it."""
+    """A query cannot be run or completed; the message is for the author of the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The result of a query: at most `MAX_ROWS` rows (``more``: there were others), and the tables it read."""
+    """The result of a query: at most `MAX_ROWS` rows (``more``: there were further ones), and the tables it read."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -58,7 +58,7 @@ class QueryResult:
 
 
 class Database:
-    """A database in memory that can only be read from once it is made, with SQL that creates the tables and their rows."""
+    """A database in memory, read-only once it is made from ``script``, SQL that creates the tables, and their ``rows``."""
 
     def __init__(self, script: str, rows: Mapping[str, Iterable[tuple]]):
         # Without the statement cache the authorizer sees every query, and so records which tables it reads.
@@ -78,10 +78,10 @@ class Database:
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)
         connection.set_authorizer(guard.authorize)
-        self._lock = Lock()  # one database serves many environments, perhaps of several threads
+        self._lock = Lock()  # one database serves many environments, perhaps in several threads
 
     def query(self, sql: str) -> QueryResult:
-        """Run one SELECT statement. Raises QueryError: it is not one, is wrong, or takes too long."""
+        """Run one SELECT statement. Raises QueryError if it is something else, is wrong, or takes too much time or memory."""
         if len(sql) > _MAX_SQL:
             raise QueryError(f"a query may have {_MAX_SQL} characters at most.")
         with self._lock:
@@ -118,11 +118,11 @@ def _explain(message: str) -> str:
 
 
 class _Guard:
-    """The callbacks of SQLite while a query runs, and what they record. They must not hold the connection: it keeps them
-    where no garbage collector sees them, and would never be freed."""
+    """The callbacks of SQLite while a query runs, and what they record. They must not refer to the connection: it keeps them
+    where the garbage collector does not see them, so it would never be freed."""
 
     def __init__(self):
-        self._plain = sqlite3.connect(":memory:", check_same_thread=False)  # computes dates; holds nothing
+        self._plain = sqlite3.connect(":memory:", check_same_thread=False)  # an empty database that computes dates
         self.begin()
 
     def begin(self) -> None:
@@ -139,7 +139,7 @@ class _Guard:
 
     def date(self, name: str, *given: Any) -> Any:
         """SQLite's date functions without the clock and the time zone of the machine."""
-        texts = (value.split("\0")[0] for value in given if isinstance(value, str))  # SQLite reads no further
+        texts = (value.split("\0")[0] for value in given if isinstance(value, str))  # SQLite ignores the rest
         words = {text.strip().casefold() for text in texts}
         missing = len(given) < 1 + (name == "strftime") or bytes in map(type, given)
         if missing or words & {"now", "localtime", "utc", "subsec", "subsecond"}:
@@ -159,7 +159,7 @@ class _Guard:
 
 
 def _match_like(pattern: str, text: str) -> tuple[bool, int]:
-    """Whether LIKE matches, and the steps taken: pattern times text at most. SQLite's own is exponential in ``%``."""
+    """Whether LIKE matches, and the steps taken: at most pattern times text. SQLite's LIKE is exponential in the ``%``."""
     p = t = steps = 0
     star = back = -1
     while t < len(text):

@@ -69,8 +69,8 @@ def test_an_episode_that_was_tampered_with_and_those_of_no_environment(run, caps
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     command(folder)
     *changes, count, _, _ = capsys.readouterr().out.splitlines()
-    assert count == "2 of 10 episodes changed; 2 cannot be replayed"
+    assert count == "2 of 10 episodes changed; 2 cannot be replayed (turns of an agent program, not of the environment)"
     assert "turn 1: another observation" in changes[1] and "goes on after turn" in changes[0]
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records[:2]))
-    with pytest.raises(SystemExit, match="none of 2 episodes can be replayed"):
+    with pytest.raises(SystemExit, match=r"nothing to replay: 2 cannot be replayed \(turns of an agent program"):
         command(folder)

@@ -130,13 +130,13 @@ def test_trees_are_run_as_the_model_allows(make, monkeypatch):
     assert choose_tree_attention(make("mistral").model.base_model, IDS, torch.float32) == ""
     right = row_attention.attend_rows
     monkeypatch.setattr(row_attention, "attend_rows", lambda q, k, *rest: right(q, 2 * k - k.detach(), *rest))
-    with pytest.warns(UserWarning, match="not run as 'rows'.*: hidden states and gradients differ by"):
+    with pytest.warns(UserWarning, match="run without 'rows' attention.*: hidden states and gradients differ by"):
         assert choose_tree_attention(make("llama").model.base_model, IDS, torch.float32) == "masked"
 
     monkeypatch.setattr(row_attention, "attend_rows", right)
     broken = make("llama").model.base_model
     list(broken.parameters())[5].register_hook(lambda gradient: gradient * torch.nan)
-    with pytest.warns(UserWarning, match="not run as 'rows'.*nan"):
+    with pytest.warns(UserWarning, match="run without 'rows' attention.*nan"):
         assert choose_tree_attention(broken, IDS, torch.float32) == "masked"
 
 

@@ -104,8 +104,8 @@ def test_what_is_tried_on_a_gpu(make_policy, monkeypatch, broken):
         return
     monkeypatch.setattr(flex_attention, "pack_trees", wrong)
     with (
-        pytest.warns(UserWarning, match="not run as 'fused'.*: hidden states"),
-        pytest.warns(UserWarning, match="not run as 'packed'.*: hidden states"),
+        pytest.warns(UserWarning, match="run without 'fused' attention.*: hidden states"),
+        pytest.warns(UserWarning, match="run without 'packed' attention.*: hidden states"),
     ):
         assert policy.tree_attention == "masked"
     assert policy.model.config._attn_implementation == "sdpa"

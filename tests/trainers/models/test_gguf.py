@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatc
     write_gguf(tmp_path / "plain.gguf", policy, template=False)
     (tmp_path / "part.gguf").write_bytes((tmp_path / "plain.gguf").read_bytes()[:-100])
     for name, said in [
-        ("part.gguf", "or not all of one"),
+        ("part.gguf", "or an incomplete one"),
         ("other.gguf", "cannot read a GGUF of the architecture 'rwkv6'"),
         ("plain.gguf", "plain.gguf has no chat template: .* or --chat-template FILE"),
     ]:

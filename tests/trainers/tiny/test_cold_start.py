@@ -185,9 +185,9 @@ def test_a_demonstrator_may_be_given_easier_instances(monkeypatch):
 @pytest.mark.parametrize(
     ("env", "demonstrator", "message"),
     [
-        ("Bandit", Demonstrator(0.5), "cold_start_continue_probability makes no difference here.*noisy_expert"),
-        ("MiniWiki-Easy", Demonstrator(skill=0.5), "cold_start_skill makes no difference here.*early_stopping"),
-        ("MiniWiki-Easy", Demonstrator(env_kwargs='{"k": 2}'), "cold_start_env_kwargs makes no.*early_stopping"),
+        ("Bandit", Demonstrator(0.5), "cold_start_continue_probability has no effect here.*noisy_expert"),
+        ("MiniWiki-Easy", Demonstrator(skill=0.5), "cold_start_skill has no effect here.*early_stopping"),
+        ("MiniWiki-Easy", Demonstrator(env_kwargs='{"k": 2}'), "cold_start_env_kwargs has no effect.*early_stopping"),
         ("Bandit", Demonstrator(env_kwargs='{"split": "validation"}'), "split.*cannot be among"),
         ("Bandit", Demonstrator(env_kwargs='{"pay"'), "cold_start_env_kwargs is not valid JSON"),
         ("Bandit", Demonstrator(env_kwargs='{"moves": [2, 4]}'), "Bandit-v0 cannot be made: .*moves"),

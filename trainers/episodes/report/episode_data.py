@@ -1,7 +1,7 @@
-"""The episodes of report.html: which of them go into the page, and how they are packed.
+"""Choose and pack the episodes of report.html.
 
-Those about one question lie side by side, compressed in chunks as base64, which cannot end markup early; the page's script
-unpacks the chunk of an episode that is opened. Texts are `printable`.
+Episodes about one question lie side by side, in compressed chunks. The chunks are base64, which cannot end markup early. The
+page's script unpacks a chunk when one of its episodes is opened. Texts are `printable`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
 _CHUNK = 48  # episodes that are unpacked together when one of them is opened
-_LONGEST = 20_000  # characters of a message that are shown
-_HEADING = 400  # of a question, in the list
+_LONGEST = 20_000  # characters shown of a message
+_HEADING = 400  # characters shown of a question in the list
 OUTCOMES = ("right", "invalid", "truncated", "failed")  # bits of an episode's ``flags``, from the lowest
 _SUMMED_UP = (
     "key", "phase", "step", "agent", "table", "env", "split", "source",
 )  # fmt: skip
-_UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # what a record of others makes of our code
+_UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # errors that our code raises on malformed records
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The episodes of a page, by part."""
+    """The episodes of a page, one entry for each part (a run or an evaluation)."""
 
-    files: Sequence[Path | None]  # where its episodes are; None if it has none
-    by_part: list[list[dict]]  # the fields ``_SUMMED_UP`` of all its episodes
-    keys: list[set[str]]  # those of its episodes that are in the page
+    files: Sequence[Path | None]  # the file of its episodes; None if there is none
+    by_part: list[list[dict]]  # the fields ``_SUMMED_UP`` and the question of all its episodes
+    keys: list[set[str]]  # the keys of its episodes that are in the page
     newest: int | None  # as in `page.write`
 
     @property
@@ -48,7 +48,7 @@ class Chosen:
 
 
 def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) -> Chosen:
-    """Choose episodes of these files: whole questions, those of the table first; with ``newest`` the last ones."""
+    """Choose up to ``limit`` episodes of files, by question, those of the table first; with ``newest``, the last ones."""
     by_part: list[list[dict]] = []
     order: list[tuple] = []
     for number, file in enumerate(files):
@@ -56,7 +56,7 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
         episodes = [{name: r.get(name) for name in _SUMMED_UP} | {"question": _identify(r)} for r in records]
         behind_table = {episode["key"] for row in _behind_table(episodes).values() for episode in row}
         for place, episode in enumerate(episodes):
-            question = zlib.crc32(repr(episode["question"]).encode("utf-8", "replace"))  # the same choice each time
+            question = zlib.crc32(repr(episode["question"]).encode("utf-8", "replace"))  # a hash, so the choice repeats
             rank = (episode["key"] not in behind_table, question) if newest is None else (-place,)
             order.append((*rank, number, episode["key"]))
         by_part.append(episodes)
@@ -67,7 +67,7 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
 
 
 def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:
-    """By agent, select the episodes of the closing table or, without one, of the latest evaluation."""
+    """Select the episodes of the closing table or, without one, of the latest evaluation, by agent."""
     agents: dict[str, dict[tuple, list[Mapping]]] = {}
     for episode in episodes:
         if episode["phase"] != "training":
@@ -77,7 +77,7 @@ def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:
 
 
 def _identify(record: Mapping) -> list:
-    """The same for all episodes about one question."""
+    """Return the identity of a question, equal for all episodes about it."""
     return [record.get("env"), record.get("split"), record.get("instance"), record.get("question")]
 
 
@@ -86,7 +86,7 @@ def _identify(record: Mapping) -> list:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some episodes: what the list shows and filters by; compressed, what is shown of opened ones, and their tokens."""
+    """Some episodes: their entries in the list, and, compressed, the contents of opened episodes and their tokens."""
 
     entries: list[dict]
     bodies: str
@@ -94,7 +94,7 @@ class Chunk:
 
 
 def pack(chosen: Chosen) -> Iterator[Chunk]:
-    """Pack the episodes for the page, those about one question side by side, where compression finds what they share."""
+    """Pack the episodes for the page; those about one question lie side by side, so shared texts compress well."""
     shown = []
     questions: dict[str, int] = {}
     for number, (file, keys) in enumerate(zip(chosen.files, chosen.keys, strict=True)):
@@ -108,7 +108,7 @@ def pack(chosen: Chosen) -> Iterator[Chunk]:
                 try:
                     entry, body = _make_entry(record, number, question), json.dumps(to_json_types(_make_body(record)))
                 except _UNREADABLE as error:
-                    raise UserError(f"{file}: {record['key']!r} is no episode as we write them: {error!r}") from None
+                    raise UserError(f"{file}: {record['key']!r} is not a valid episode record: {error!r}") from None
                 shown.append((question, number, place, entry | {"place": place, "has_tokens": bool(own)}, body, own))
     shown.sort(key=lambda item: item[:3])
     for start in range(0, len(shown), _CHUNK):
@@ -118,7 +118,7 @@ def pack(chosen: Chosen) -> Iterator[Chunk]:
 
 
 def _make_entry(record: Mapping, part: int, question: int) -> dict:
-    """An episode in the list."""
+    """Make the entry of an episode in the list."""
     turns, text = record.get("turns") or [], str(record.get("question") or "")
     score, kind = float(record.get("score") or 0), record.get("kind") or {}
     is_so = score >= 1, any(turn.get("invalid") for turn in turns), record.get("truncated"), record.get("failed")
@@ -133,7 +133,7 @@ def _make_entry(record: Mapping, part: int, question: int) -> dict:
 
 
 def _make_body(record: Mapping) -> dict:
-    """What is shown of an opened episode. A turn's text and results stand in the messages and are not held twice."""
+    """Make the content of an opened episode. A turn's text and results are in the messages and not repeated in the turn."""
     kept = record.get("messages") or []
     messages = [{"role": each.get("role"), "text": _cut(say(each))} for each in kept]
     turns = []
@@ -144,27 +144,27 @@ def _make_body(record: Mapping) -> dict:
         reward, where = round(float(turn.get("reward") or 0), 5), turn.get("message")
         turns.append({**kept, "calls": calls, "reward": reward, "terms": terms})
         if where is not None and where + 1 >= len(messages) and turn.get("observation"):
-            turns[-1]["last"] = _cut(str(turn["observation"]))  # what came back after the model's last words
+            turns[-1]["last"] = _cut(str(turn["observation"]))  # the observation after the last turn
     metrics = {k: round(v, 5) for k, v in (record.get("metrics") or {}).items() if isinstance(v, int | float)}
     also = ("supporting", "advantage", "prompt_tokens", "completion_tokens", "seconds", "tool_faults")
     return clean({name: record.get(name) for name in also} | {"messages": messages, "turns": turns, "metrics": metrics})
 
 
 def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, str]:
-    """By key, the token sequences of those episodes that have any, as JSON."""
+    """Read the token sequences of the episodes that have any, as JSON by key."""
     found = {}
     for record in read_episodes(path, newest) if path.is_file() else ():
         if record["key"] in keys:
             try:
                 found[record["key"]] = json.dumps(clean([_make_runs(each) for each in record.get("sequences") or []]))
             except _UNREADABLE as error:
-                raise UserError(f"{path}: {record['key']!r} has no tokens as we write them: {error!r}") from None
+                raise UserError(f"{path}: {record['key']!r} has invalid tokens: {error!r}") from None
     return found
 
 
 def _make_runs(sequence: Mapping) -> list[list]:
-    """Convert a sequence for the page: [0, text, number of tokens] of what the policy read, shortened, and [1, pieces, ids,
-    log-probabilities, advantages] of what it sampled, with None for unknown values."""
+    """Convert a sequence to runs: [0, shortened text, number of tokens] of tokens that the policy read, and [1, pieces, ids,
+    log-probabilities, advantages] of tokens that it sampled, with None for unknown values."""
     own, pieces = [bool(value) for value in sequence["mask"]], sequence["pieces"]
     edges = [0, *(i for i in range(1, len(own)) if own[i] != own[i - 1]), len(own)]
     runs: list[list] = []
@@ -180,7 +180,7 @@ def _make_runs(sequence: Mapping) -> list[list]:
 
 
 def _cut(text: str) -> str:
-    """Leave out the middle of a very long text: its end is what counts."""
+    """Leave out the middle of a very long text, as its end matters most."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2
@@ -188,7 +188,7 @@ def _cut(text: str) -> str:
 
 
 def clean(value: Any) -> Any:
-    """The value with every text in it `printable`."""
+    """Make every string in a value `printable`."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -197,5 +197,5 @@ def clean(value: Any) -> Any:
 
 
 def compress(text: str) -> str:
-    """A text as the page's script unpacks it."""
+    """Compress a text with gzip to base64, which the page's script unpacks."""
     return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()

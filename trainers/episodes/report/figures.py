@@ -1,7 +1,7 @@
-"""The look of every figure that is drawn here.
+"""The common style of all figures, and the learning curve of a run.
 
-A thick line is the mean over seeds, the band its 95% CI (Student's t), thin lines are seeds, a dashed grey line is a
-level. Names stand beside what they name.
+A thick line is the mean over seeds, a band its 95% CI (Student's t), thin lines are seeds, a dashed grey line is a reference
+level. Labels are next to their lines.
 """
 
 import textwrap
@@ -24,14 +24,14 @@ from trainers.runtime.progress import read_metrics
 Curve = tuple[np.ndarray, np.ndarray]
 
 INK, MUTED, FAINT = "#222222", "#6b6b6b", "#cfcfcf"
-BLUE = "#0072b2"  # suits the colour-blind (after Okabe and Ito, 2008)
+BLUE = "#0072b2"  # distinguishable for colour-blind readers (Okabe and Ito, 2008)
 _X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
 _Y_LABELS = {
     "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
     "success": "Success (share of episodes)", "score": "Score (mean over episodes)",
 }  # fmt: skip
-DASHES = (0, (4, 3))  # of a level
-WIDTH = 8.4  # inches: what a page shows without making the letters smaller than its own
+DASHES = (0, (4, 3))  # of a reference level
+WIDTH = 8.4  # inches; a page shows this width without shrinking the text below its own size
 _STYLE: dict[Any, Any] = {
     "font.size": 10, "axes.titlesize": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "axes.edgecolor": "#b5b5b5", "xtick.color": "#b5b5b5", "ytick.color": "#b5b5b5",
@@ -41,12 +41,12 @@ _STYLE: dict[Any, Any] = {
 
 
 def style() -> AbstractContextManager[None]:
-    """A context in which figures are made and saved."""
+    """Return a context manager with the style in which figures are made and saved."""
     return matplotlib.rc_context(_STYLE)
 
 
 def new_figure(height: float, title: str = "", subtitle: str = "") -> Figure:
-    """A figure of `WIDTH` and so many inches, with room for a heading: a bold line, and a grey one under it."""
+    """Make a figure of `WIDTH` × ``height`` inches with room for a heading: a bold title, and a grey subtitle."""
     figure = Figure(figsize=(WIDTH, height), dpi=150)
     top = height - 0.06
     for text, size, room, weight, color in (
@@ -60,13 +60,13 @@ def new_figure(height: float, title: str = "", subtitle: str = "") -> Figure:
 
 
 def grid(count: int) -> tuple[int, int]:
-    """Rows and columns for so many panels: three or four in a row, whichever leaves fewer empty places."""
+    """Return rows and columns for ``count`` panels; for more than 4, the 3 or 4 columns that leave fewer empty places."""
     columns = min((4, 3), key=lambda wide: (-count % wide, -wide)) if count > 4 else min(count, 2 if count == 4 else 3)
     return -(-count // columns), columns
 
 
 def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, seeds: bool = True) -> None:
-    """Draw the mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them."""
+    """Draw the mean of ``values`` [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each seed."""
     if len(values) > 1:
         limits = (0, 1) if values.min() >= 0 and values.max() <= 1 else (-np.inf, np.inf)
         halves = np.array([mean_and_half(list(column))[1] or 0.0 for column in values.T])
@@ -78,18 +78,18 @@ def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, seeds: bool = Tru
 
 
 def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
-    """Set the title of a panel, one of ``columns`` in ``width`` inches, in as many lines as keep it off the next one's."""
+    """Set the title of a panel, one of ``columns`` in ``width`` inches, wrapped so that it does not touch the next title."""
     text = textwrap.fill(title, max(1, int(9 * width / columns)), break_long_words=False)
     axes.set_title(text, loc="left", weight="bold")
 
 
 def draw_level(axes: Axes, value: float) -> None:
-    """A level to compare with, over the whole width."""
+    """Draw a reference level over the whole width."""
     axes.axhline(value, color=MUTED, lw=1, ls=DASHES, zorder=2)
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Write each (value, name, colour) beside its value at the right edge, moved apart. Set the limits of y first."""
+    """Label each (value, name, colour) at the right edge; labels are moved apart. Set the limits of y first."""
     low, high = axes.get_ylim()
     lines = max(name.count("\n") + 1 for _, name, _ in labels)
     share = 0.19 * lines / (axes.bbox.height / axes.figure.dpi)  # of the panel: a line of text takes .19 inches
@@ -109,7 +109,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
 
 
 def draw_dots(axes: Axes, rows: Sequence[tuple[float, float | None]]) -> None:
-    """Draw a row for each (mean, half of its interval) from the top: a dot, its interval and its value."""
+    """Draw a row for each (mean, half the width of its interval), from the top: a dot, the interval and the value."""
     for place, (mean, half) in enumerate(rows):
         limits = (0, 1) if 0 <= mean <= 1 else (-np.inf, np.inf)
         ends = np.clip([mean - (half or 0), mean + (half or 0)], *limits)
@@ -123,7 +123,7 @@ def draw_dots(axes: Axes, rows: Sequence[tuple[float, float | None]]) -> None:
 
 
 def save(figure: Figure, out_png: str | Path) -> Path:
-    """Write the picture, and the folder that it lies in."""
+    """Write the figure as PNG; make its folder if needed."""
     Path(out_png).parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(out_png)
     return Path(out_png)
@@ -136,7 +136,7 @@ def draw_learning_curve(
     metrics_files: Mapping[str, str | Path], out_png: str | Path, baselines: Mapping[str, float], key: str = "eval/em",
     x: str = "seconds", title: str = "", subtitle: str = "",
 ) -> Path:  # fmt: skip
-    """Draw a held-out metric against training: the mean over runs with its interval, each run thin, training in grey.
+    """Draw a held-out metric over training: the mean over runs with its interval, each run as a thin line, training in grey.
 
     Args:
         metrics_files: a label for each run and its `metrics.jsonl`.
@@ -151,7 +151,7 @@ def draw_learning_curve(
     metric = key.rsplit("/", 1)[-1]
     training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
     name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
-    final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
+    final = float(np.mean([ys[-1] for _, ys in curves]))  # as in a table, even if runs end at different x
     labels = [(value, f"{label}  {value:.2f}", MUTED) for label, value in baselines.items()]
     labels.append((final, f"{name}  {final:.2f}", BLUE))
     with style():
@@ -181,13 +181,13 @@ def _curve(lines: Sequence[Mapping], x: str, key: str) -> Curve:
 
 
 def _smooth(xs: np.ndarray, ys: np.ndarray) -> Curve:
-    """A centred moving mean over a fortieth of the run: batches scatter too much for a line through all of them."""
+    """Compute a centred moving mean over a fortieth of the run, as single batches scatter too much."""
     width = max(1, len(ys) // 40)
     return xs, np.convolve(ys, np.ones(width), "same") / np.convolve(np.ones_like(ys), np.ones(width), "same")
 
 
 def _common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the x where every curve is defined, and their values there, [curves, x]."""
+    """Return the x values where every curve is defined, and the curves' values there, [curves, x]."""
     low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
     shared = np.unique(np.concatenate([[low], *(xs[(xs >= low) & (xs <= high)] for xs, _ in curves)]))
     return shared, np.array([np.interp(shared, xs, ys) for xs, ys in curves])

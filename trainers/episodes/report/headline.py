@@ -1,4 +1,4 @@
-"""The sentence at the head of report.html: what a run or an evaluation came to."""
+"""The sentence at the head of report.html: the result of a run or an evaluation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,9 @@ _MEASURES = {"em": "Exact match", "success": "Success", "score": "Score", "f1": 
 
 
 def make_headline(known: Mapping[str, Any], rows: Sequence[Mapping], lines: Sequence[Mapping], score: str) -> str:
-    """Say it in one sentence, such as "Exact match 0.14 → 0.85 on 500 held-out questions, 8 minutes"; "" without a result.
+    """Make one sentence, such as "Exact match 0.14 → 0.85 on 500 held-out questions, 8 minutes"; "" without a result.
 
-    ``known``: the summary, ``lines``: of metrics.jsonl, both maybe empty.
+    ``known``: the summary; ``lines``: those of metrics.jsonl; both may be empty.
     """
     seconds = known.get("seconds_training") or known.get("seconds") or _sum_seconds(lines)
     took = f", {format_duration(seconds)}" if seconds else ""

@@ -1,4 +1,4 @@
-"""Confidence intervals of a comparison, over seeds, and over questions and seeds together."""
+"""Confidence intervals over seeds, and over questions and seeds together."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ Scores = Mapping[str, float]  # by the id of a question
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean over seeds, and half the width of its 95% CI by Student's t; None for a single seed."""
+    """Compute the mean over seeds, and half the width of its 95% CI by Student's t; None for a single seed."""
     from scipy.stats import t
 
     if len(values) < 2:
@@ -20,7 +20,7 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
 def bootstrap(values: np.ndarray, samples: int = 4000) -> tuple[float, float, float]:
     """Compute the mean of ``values`` [seeds, questions], and its 95% percentile interval.
 
-    Seeds and questions are drawn again, each for itself (the pigeonhole bootstrap, Owen 2007); of one seed, only questions.
+    Seeds and questions are resampled independently (the pigeonhole bootstrap, Owen 2007); with one seed, only questions.
     """
     rng, (seeds, questions) = np.random.default_rng(0), values.shape
     seed_weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), samples) / seeds
@@ -31,9 +31,9 @@ def bootstrap(values: np.ndarray, samples: int = 4000) -> tuple[float, float, fl
 
 
 def paired_values(ours: Mapping[int | None, Scores], theirs: Mapping[int | None, Scores]) -> np.ndarray:
-    """Subtract their scores from ours: [seeds, questions], of the seeds and questions that both have.
+    """Subtract their scores from ours: [seeds, questions], over the seeds and questions that both have.
 
-    Scores are by seed; those under None depend on no seed and are compared with every seed of the other.
+    Scores are given by seed. Scores under None depend on no seed and are compared with every seed of the other side.
     """
     pairs = [(a, b) for a in ours for b in theirs if a == b or a is None or b is None]
     if not pairs:

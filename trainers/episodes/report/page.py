@@ -1,8 +1,8 @@
-"""report.html: runs and evaluations as one page that needs neither a server nor a network.
+"""Write report.html: runs and evaluations on one page that needs neither a server nor a network.
 
-`write` reads a folder and fills the template of ``assets/``; ``assets/report.js`` shows it. Texts of models and tools go into
-the page as compressed JSON in base64 and are shown as text, never as markup. A content security policy lets only the
-page's own scripts run and nothing be fetched.
+`write` reads folders and fills the template of ``assets/``; ``assets/report.js`` shows the data. Texts of models and tools go
+into the page as compressed JSON in base64 and are shown as text, never as markup. A content security policy allows only the
+page's own scripts, and no requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
 PAGE_FILE = "report.html"
-EPISODES = 5000  # in a page, unless more are asked for
+EPISODES = 5000  # at most in a page, by default
 _ASSETS = Path(__file__).with_name("assets")
 
 
@@ -36,12 +36,12 @@ def write(
     sources: Sequence[str | Path], out: str | Path, *, episodes: int = EPISODES, summary: Mapping | None = None,
     unfinished: str = "", newest: int | None = None,
 ) -> Path:  # fmt: skip
-    """Write the page ``out`` of one or several runs, evaluations or files of episodes or metrics. Raises a UserError for a source
-    that holds nothing of that.
+    """Write the page ``out`` of one or several runs, evaluations, or files of episodes or metrics. Raises a UserError for a
+    source that holds none of these.
 
     Args:
-        episodes: how many at most, whole questions, those of the table first; 0 is all.
-        summary: of a run that has not written its own yet; ``unfinished`` is how far it is, such as "12 of 50 updates".
+        episodes: the most episodes in the page, question by question, those of the table first; 0 for all.
+        summary: the summary of a run that has not written one yet; ``unfinished`` is its progress, such as "12 of 50 updates".
         newest: read only this many bytes at the end of each file of episodes.
     """
     paths = [Path(source) for source in sources]
@@ -62,7 +62,7 @@ def write(
 
 
 def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") -> dict[str, Any]:
-    """Read what the page shows of one run or evaluation, a folder or a file. Raises UserError if it holds nothing of that."""
+    """Read what the page shows of one run or evaluation, a folder or a file. Raises UserError if it holds no such data."""
     if not path.exists():
         raise UserError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
     folder, names = path, ("summary.json", "evaluation.json", METRICS_FILE, EPISODES_FILE)
@@ -94,14 +94,14 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
         "split": known.get("split", ""), "rows": rows, "score": score,
         "headline": headline.make_headline(known, rows, lines, score),
         "changed": changed, "settings": settings, "command": known.get("command", ""),
-        "symptoms": list(known.get("symptoms", ())), "monitored": "symptoms" in known,  # not known of a run that was killed
+        "symptoms": list(known.get("symptoms", ())), "monitored": "symptoms" in known,  # unknown for a run that was killed
         "notes": _make_notes(known, rows, unfinished), "metrics": _columns(lines),
         "facts": _make_facts(known, lines), "episodes_file": files.get(EPISODES_FILE),
     }  # fmt: skip
 
 
 def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_out: int = 0) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     entries = [entry | {"chunk": i, "at": at} for i, c in enumerate(chunks) for at, entry in enumerate(c.entries)]
     curves = [
         {name: part[name] for name in ("name", "score", "metrics")}
@@ -123,7 +123,7 @@ def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_
     )  # fmt: skip
 
 
-@functools.cache  # it is written at each evaluation, and to compile it takes most of that
+@functools.cache  # a run writes the page at each evaluation; compiling the template takes most of that time
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -139,7 +139,7 @@ def _title(parts: Sequence[Mapping]) -> str:
 
 
 def _table(part: Mapping) -> dict:
-    """Make the table of a part: headings and rows with cells; ``kinds`` is a second one, by kind of question."""
+    """Make the table of a part: headings and rows of cells; ``kinds`` is a second table, by kind of question."""
     rows, score = part["rows"], part["score"]
     every = [key for key in tables.list_columns(rows) if key not in ("name", f"{score}_interval")]
     columns, kinds = ([key for key in every if tables.is_kind(key) == wanted] for wanted in (False, True))
@@ -169,14 +169,14 @@ def _table(part: Mapping) -> dict:
 
 
 def _last_rows(parts: Sequence[Mapping]) -> dict:
-    """Of several runs, what each of them came to: the last row of its table."""
+    """Make a table of the last row of each run, its final result."""
     own = [part for part in parts if part["rows"]]
     rows = [part["rows"][-1] | {"name": f"{part['name']}: {part['rows'][-1]['name']}"} for part in own]
     return {"rows": rows, "score": own[0]["score"] if own else "em"}
 
 
 def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
-    """Metrics by name: a value of six digits for each line, None if it has none."""
+    """Return metrics by name: for each line a value of six digits, or None if it has none."""
     names = dict.fromkeys(name for line in lines for name in line)
     values = {name: [line.get(name) for line in lines] for name in names}
     return {
@@ -186,14 +186,14 @@ def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
 
 
 def _find_score(rows: Sequence[Mapping], lines: Sequence[Mapping]) -> str:
-    """The name of the task's measure, if no one gives it."""
+    """Find the name of the task's primary metric if the summary does not give it."""
     in_rows = (name.removesuffix("_interval") for row in rows for name in row if name.endswith("_interval"))
     in_lines = (name[5:] for line in lines for name in line if name in ("eval/em", "eval/success", "eval/score"))
     return next(itertools.chain(in_rows, in_lines), "em")
 
 
 def _make_notes(known: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]:
-    """What to know before believing a number of this run."""
+    """List the caveats of a run's numbers."""
     notes = [f"Unfinished, after {unfinished}."] if unfinished else []
     if known.get("stopped_on_collapse"):
         notes.append("Training was stopped because it had collapsed.")
@@ -212,7 +212,7 @@ def _make_notes(known: Mapping, rows: Sequence[Mapping], unfinished: str) -> lis
 
 
 def _make_facts(known: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
-    """Make a few figures of a run for its head."""
+    """List a few facts of a run for the head of its part."""
     facts = [("updates", f"{int(lines[-1].get('step') or 0):,}")] if lines else []
     if isinstance(known.get("episodes"), int):
         facts.append(("training episodes", f"{known['episodes']:,}"))
@@ -223,9 +223,9 @@ def _make_facts(known: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str
 
 
 def _split_settings(known: Mapping) -> tuple[dict, dict]:
-    """Settings that differ from their defaults, and the others."""
+    """Return the settings that differ from their defaults, and the others."""
     settings = {**known.get("settings", {}), **known.get("evaluation", {})}
-    changed = known.get("changed", settings)  # an evaluation does not tell them apart
+    changed = known.get("changed", settings)  # an evaluation does not distinguish them
     return tuple({n: v for n, v in settings.items() if (n in changed) == is_so} for is_so in (True, False))  # type: ignore[return-value]
 
 
@@ -242,7 +242,7 @@ def _read_object(path: Path | None) -> dict:
 
 
 def _tell_apart(paths: Sequence[Path]) -> list[str]:
-    """A name for each source: the end of its path, as much of it as tells them apart."""
+    """Name each source by the end of its path, with enough folders to distinguish the sources."""
     folders = [(path.parent if path.is_file() else path).resolve() for path in paths]
     for depth in (1, 2, 3):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
@@ -252,8 +252,8 @@ def _tell_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def write_beside(folder: Path, sources: Sequence[Path] = (), **options: Any) -> None:
-    """Write ``folder/report.html``, by default of the folder itself; what goes wrong is said, and ends no run."""
+    """Write ``folder/report.html``, by default of the folder itself; an error is only printed and does not end the run."""
     try:
         write(sources or [folder], folder / PAGE_FILE, **options)
-    except Exception as error:  # whatever it is: what was learned is worth more than its picture
+    except Exception as error:  # no error of the report may end a training run
         print(f"Warning: {folder / PAGE_FILE} was not written: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The table of evaluations, as Markdown and in the terminal, and summary.json."""
+"""Write the table of evaluations, as Markdown and in the terminal, and summary.json."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEADINGS = {
 _INTERVAL = "_interval"
 _KINDS = "kinds/"
 _DIGITS = {"turns": 2, "calls": 2}  # 3 for anything else
-_FAULTS = ("invalid", "failed")  # columns that are left out where there is none
-_WRAPPED = ("Agent", "Support recall", "Invalid turns")  # columns that may take two lines in a narrow terminal
+_FAULTS = ("invalid", "failed")  # columns that are left out if all values are 0
+_WRAPPED = ("Agent", "Support recall", "Invalid turns")  # columns that may be wrapped in a narrow terminal
 
 
 def shorten(names: Sequence[str]) -> list[str]:
-    """Name checkpoints in absolute paths by the end of their path; names that would be the same stay whole."""
+    """Shorten absolute paths of checkpoints in names to the end of the path; names that would become equal stay unchanged."""
 
     def cut(found: re.Match) -> str:
         path = Path(found[0])
@@ -43,7 +43,7 @@ def shorten(names: Sequence[str]) -> list[str]:
 
 
 def table(rows: Sequence[Mapping]) -> str:
-    """Format evaluations as a Markdown table of `list_columns`; a value that a row lacks, or that is None, is a dash."""
+    """Format evaluations as a Markdown table of `list_columns`; a value that is missing or None is a dash."""
     rows, columns = _shorten_rows(rows), list_columns(rows)
     lines = [make_headings(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
     lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in make_cells(row, columns)] for row in rows]
@@ -56,7 +56,7 @@ def _shorten_rows(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
-    """Print the table in the terminal. Columns without room beside the others come below them, after the names again."""
+    """Print the table in the terminal. Columns that do not fit come in further tables below, which repeat the names."""
     rows, console, columns = _shorten_rows(rows), console or Console(), list_columns(rows)
     headers, cells = (
         make_headings(columns, rows),
@@ -73,13 +73,13 @@ def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None
 
 
 def _fit(columns: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Columns in blocks that are no wider than ``width``: in each the first column, and an interval after its value."""
+    """Split columns into blocks no wider than ``width``. Each repeats the first column; an interval stays with its value."""
 
     def measure(i: int) -> int:
         header = max(map(len, headers[i].split())) if headers[i] in _WRAPPED else len(headers[i])
         return 1 + max([header, *(len(row[i]) for row in cells)])
 
-    name = min(measure(0), width // 3)  # a longer one is folded
+    name = min(measure(0), width // 3)  # longer names are folded
     blocks, left = [[0]], width - name - 2
     for i in range(1, len(columns)):
         if columns[i].endswith("_interval"):
@@ -94,7 +94,7 @@ def _fit(columns: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
 
 
 def write_summary(folder: str | Path, summary: Mapping) -> Path:
-    """Write `folder/summary.json` in one step; numbers that are not finite become null."""
+    """Write `folder/summary.json` atomically; numbers that are not finite become null."""
     path = Path(folder) / SUMMARY_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(path, json.dumps(to_json_types(dict(summary)), indent=2, allow_nan=False) + "\n")
@@ -102,7 +102,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
 
 
 def list_columns(rows: Sequence[Mapping]) -> list[str]:
-    """List the columns for which any row has a value: the name, measures of this task only, `HEADINGS` and "kinds/<kind>"."""
+    """List the columns for which any row has a value: the name, the task's own measures, `HEADINGS` and "kinds/<kind>"."""
     common = [k for k in HEADINGS if any(row.get(k) is not None and (k not in _FAULTS or row[k]) for row in rows)]
     given = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
@@ -117,14 +117,14 @@ def is_kind(column: str) -> bool:
 
 
 def make_headings(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
-    """Headings of the columns; with several rollouts of each question the score is their average."""
+    """Make the headings of the columns; with several rollouts per question, the score's heading gets avg@k."""
     samples = max((row.get("samples", 1) for row in rows), default=1)
     means = ("em", "success", "score") if samples > 1 else ()
     return [make_heading(key).replace("@k", f"@{samples}") + f" avg@{samples}" * (key in means) for key in columns]
 
 
 def make_heading(column: str) -> str:
-    """Heading of a column; for a kind of questions, its name."""
+    """Make the heading of a column; for a kind of questions, its name."""
     if column not in HEADINGS and column.endswith(_INTERVAL):
         return "95% CI"
     kind = column.removeprefix(_KINDS)
@@ -132,7 +132,7 @@ def make_heading(column: str) -> str:
 
 
 def make_cells(row: Mapping, columns: Sequence[str]) -> list[str]:
-    """A row as text; a dash for what it lacks."""
+    """Format the cells of a row; a missing value is a dash."""
     flat = {**row, **{f"{_KINDS}{kind}": score for kind, score in (row.get("kinds") or {}).items()}}
     return ["–" if flat.get(key) is None else _cell(flat[key], key) for key in columns]
 
@@ -142,7 +142,7 @@ def _cell(value, key: str) -> str:
         return value
     if key == "difference":
         return f"{value:+.3f}"
-    if key == "difference_interval":  # where a dash would be a sign
+    if key == "difference_interval":  # a dash could be read as a minus sign
         return f"{value[0]:+.3f} to {value[1]:+.3f}"
     if key.endswith("_tokens"):
         return f"{value:,}"

@@ -1,12 +1,12 @@
 "use strict";
-// What report.html does. Its data are compressed JSON in the page: an index of all episodes, unpacked at once, and the
-// episodes themselves in chunks, unpacked when one is opened or searched through. Texts of episodes were written by models
-// and tools: they only ever become text nodes.
+// The script of report.html. The page holds compressed JSON: an index of all episodes, unpacked at the start, and the
+// episodes in chunks, unpacked when one is opened or searched. Models and tools wrote the texts of episodes, so these only
+// become text nodes.
 
 const ROW = 72; // height of a row of the list in pixels, as in report.css
 const $ = (selector, root = document) => root.querySelector(selector);
 
-/** An element: make("p.note", {title: "…"}, "text", child). What is null or false is left out. */
+/** Make an element: make("p.note", {title: "…"}, "text", child). Null and false are left out. */
 function make(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split(".");
   const node = document.createElement(tag);
@@ -20,7 +20,7 @@ function make(name, attributes = {}, ...children) {
 }
 
 const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
-/** A name in which of a long path the last two folders are left. */
+/** Shorten a long path in a name to its last two folders. */
 const short = (name) => name.replace(/(?:[^\s/()]*\/[^\s/()]+)*(\/[^\s/()]+\/[^\s/()]+)/g, (path, end) => (path.length > 32 ? `…${end}` : path));
 const count = (value) => value.toLocaleString("en");
 
@@ -30,7 +30,7 @@ let parts = [];
 let episodes = []; // the index, in the order of the files
 let sameQuestion = new Map(); // question -> its episodes
 
-/** The JSON in a block of the page; null where there is no such block. */
+/** Unpack the JSON in a block of the page; null if there is no such block. */
 async function unpack(id) {
   const block = document.getElementById(id);
   if (!block) return null;
@@ -42,7 +42,7 @@ async function unpack(id) {
 }
 
 const unpacked = new Map();
-/** As unpack, and kept. */
+/** Like unpack, with a cache. */
 function unpackOnce(id) {
   if (!unpacked.has(id)) unpacked.set(id, unpack(id));
   return unpacked.get(id);
@@ -112,7 +112,7 @@ const SORTS = {
   worst: ["worst first", (a, b) => a.score - b.score || a.return - b.return],
   turns: ["longest first", (a, b) => b.turns - a.turns],
 };
-let hasSteps = false, hasEnvs = false, hasTable = false; // or there is nothing to tell apart by them
+let hasSteps = false, hasEnvs = false, hasTable = false; // whether episodes differ in them
 let shown = []; // the episodes in the list
 let hits = new Set(); // those whose conversation holds what is searched for
 let searches = 0;
@@ -151,7 +151,7 @@ function refresh() {
   drawRows();
 }
 
-/** Look for the words in the conversations as well, chunk by chunk. */
+/** Search the conversations too, chunk by chunk. */
 async function searchConversations() {
   const mine = ++searches, sought = words();
   hits = new Set();
@@ -160,7 +160,7 @@ async function searchConversations() {
   let drawn = performance.now();
   for (const [chunk, own] of chunks) {
     const bodies = await unpackOnce(`chunk-${chunk}`);
-    if (mine !== searches) return; // something else is searched for by now
+    if (mine !== searches) return; // a newer search has begun
     for (const episode of own) {
       const body = bodies[episode.at];
       body.low ??= [...body.messages.map((message) => message.text), ...body.turns.map((turn) => turn.last ?? "")].join("\n").toLowerCase();
@@ -192,10 +192,10 @@ function drawRows() {
   list.setAttribute("aria-activedescendant", `row-${shown.indexOf(opened)}`);
 }
 
-/** After how many updates an episode was played, in words. */
+/** The number of updates before an episode, in words. */
 const when = (episode) => (!hasSteps || episode.step === null ? null : hasTable && episode.table ? "closing table" : stepName(episode.step));
 const stepName = (step) => `step ${step}`;
-/** The name of an agent; what a run's policy played before its first update is not "Trained with …". */
+/** Whether the policy had no update yet: its name is then not "Trained with …". */
 const isUntrained = (episode) => hasSteps && episode.step === 0 && !episode.table && episode.phase === "evaluation";
 const agentName = (episode) => (isUntrained(episode) ? "Untrained policy" : short(episode.agent));
 
@@ -231,7 +231,7 @@ function buildFilters() {
   addSelect("agent", "all agents", distinct(episodes.map((episode) => episode.agent)).map((name) => [name, short(name)]));
   hasSteps = steps.length > 1;
   hasEnvs = distinct(episodes.map((episode) => episode.env)).length > 1;
-  hasTable = distinct(episodes.map((episode) => episode.table)).length > 1; // or they are all behind it
+  hasTable = distinct(episodes.map((episode) => episode.table)).length > 1; // else all episodes belong to the table
   const table = hasTable ? [["table", "closing table"]] : [];
   if (hasSteps || hasTable) addSelect("step", "all steps", [...table, ...steps.map((step) => [step, step ? stepName(step) : "step 0 (untrained)"])]);
   addSelect("kind", "all kinds", distinct(episodes.flatMap((episode) => episode.kinds)).sort().map((kind) => [kind, kind]));
@@ -257,7 +257,7 @@ function addSelect(name, all, options) {
   $("#selects").append(select);
 }
 
-/** After a change of the filters: the list from its top. */
+/** Show the list from its top after a change of the filters. */
 function restart() {
   $("#list").scrollTop = 0;
   refresh();
@@ -279,12 +279,12 @@ function move(by) {
 
 const SHOWN_AS = { text: "Conversation", mask: "Tokens: mask", logprob: "Tokens: log-probability", advantage: "Tokens: advantage" };
 let opened = null;
-let largestReturn = 0; // of all episodes: bars of two of them can be compared
+let largestReturn = 0; // over all episodes, so that bars of two episodes can be compared
 let unfolded = false;
 
 const sameAgent = (episode) => JSON.stringify([episode.part, episode.agent, episode.step, episode.table, episode.sample]);
 
-/** What can stand beside an episode: others about its question. */
+/** The episodes that can be shown beside an episode: others about its question. */
 const others = (episode) => sameQuestion.get(episode.question).filter((other) => other !== episode);
 
 async function open(episode, top = true) {
@@ -369,7 +369,7 @@ function bars(terms, scale) {
   }));
 }
 
-/** By term, its sum over the turns of an episode. */
+/** The sum of each reward term over the turns of an episode. */
 function totalsOf(body) {
   const totals = {};
   for (const turn of body.turns) for (const [name, value] of Object.entries(turn.terms)) totals[name] = (totals[name] ?? 0) + value;
@@ -395,7 +395,7 @@ function conversations(pair, bodies) {
   return pair.map((episode, i) => conversation(episode, bodies[i], ofTurns, ofSums));
 }
 
-/** An episode as a conversation: what tools returned is folded. */
+/** An episode as a conversation; results of tools are folded. */
 function conversation(episode, body, scale, scaleOfSums) {
   const turnOf = new Map(body.turns.map((turn, i) => [turn.message, i]));
   const blocks = [];
@@ -434,7 +434,7 @@ function turnBlock(text, turn, number, scale, isTrained) {
   );
 }
 
-/** What the agent wrote, its tags set back, its thoughts and its answer apart. */
+/** The agent's text with greyed tags; thoughts and the answer are set apart. */
 function saying(text) {
   const node = make("div.said", { dir: "auto" });
   let inside = "";
@@ -468,7 +468,7 @@ function folded(text, names, body) {
   return names[0] === "Instructions" ? [details] : [details, make("div.peek", { dir: "auto" }, text.trim().slice(0, 240).replaceAll("\n", " "))];
 }
 
-/** A text with the titles of the evidence, and what is searched for, marked. */
+/** A text with marked evidence titles and search words. */
 function marked(text, body) {
   const terms = [...(body.supporting ?? []).map((title) => [title, "mark.gold"]), ...words().map((word) => [word, "mark"])].filter(([term]) => term.length > 1);
   const wanted = new Map(terms.map(([term, kind]) => [term.toLowerCase(), kind]));
@@ -542,7 +542,7 @@ function legend(view, largest, own) {
 
 let charts = [];
 
-/** A colour of the style sheet, in the theme of the moment, as a canvas takes it. */
+/** A colour of the style sheet in the current theme, for a canvas. */
 function color(name) {
   const probe = make("i");
   probe.style.color = `var(${name})`;
@@ -552,7 +552,7 @@ function color(name) {
   return found;
 }
 
-/** Names of the metrics of the charts at the top, those that any run has; each with what goes into it. */
+/** The charts at the top: names of metrics that any run has, each with its series. */
 function mainCharts() {
   const score = parts.find((part) => part.score)?.score ?? "em";
   const names = new Set(parts.flatMap((part) => Object.keys(part.metrics)));
@@ -585,13 +585,13 @@ function drawCurves() {
 const WHOLE = [1, 2, 5].flatMap((first) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((tens) => first * tens)).sort((a, b) => a - b);
 const SERIES = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6"];
 
-/** Runs that differ in their seed alone have one colour. */
+/** Runs that differ only in their seed have the same colour. */
 const family = (part) => part.name.replace(/-\d+$/, "");
 
 function addChart(parent, title, metrics, wide) {
   const against = $("#against").value;
   const families = [...new Set(parts.map(family))], bySeed = families.length > 1;
-  // Of several runs the held-out curves are enough.
+  // With several runs, only the held-out curves are drawn.
   if (parts.length > 1 && metrics.length === 2 && parts.some((part) => part.metrics[metrics[0]])) metrics = metrics.slice(0, 1);
   const lines = parts.flatMap((part, p) => metrics.filter((name) => part.metrics[name] && part.metrics[against]).map((name, m) => {
     const light = name.startsWith("train/") && metrics.length > 1;
@@ -636,7 +636,7 @@ function range(low, high, wide) {
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
-/** The index of the value of a series that is nearest to the pointer, where not every line of the log has one. */
+/** The index of a series' value nearest to the pointer; some lines of the log have no value. */
 function nearest(u, series, index) {
   const values = u.data[series];
   if (values[index] !== null && values[index] !== undefined) return index;
@@ -646,7 +646,7 @@ function nearest(u, series, index) {
   return index;
 }
 
-/** A dashed line where the monitor named a symptom. */
+/** Draw a dashed line at each update where the monitor reported a symptom. */
 function drawSymptoms(u, against) {
   u.ctx.save();
   u.ctx.strokeStyle = color("--warn");
@@ -727,7 +727,7 @@ function onKey(event) {
   }
 }
 
-/** Rows of the table lead to the episodes behind them. */
+/** Rows of the table link to their episodes. */
 function linkTable() {
   const known = new Set(episodes.map((episode) => episode.agent)), ofTable = new Set(episodes.filter((episode) => episode.table).map((episode) => episode.agent));
   for (const cell of document.querySelectorAll("th[data-agent]")) {
