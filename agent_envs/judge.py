@@ -28,7 +28,7 @@ _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, shared by all envi
 
 
 class Judge:
-    """Judge an answer with a language model: 1.0 if it is right, 0.0 if it is wrong, None without a verdict.
+    """Judge an answer with a language model: 1.0 if right, 0.0 if wrong, None without a verdict.
 
     Equal requests are sent once. Tags in the prediction are escaped, and it is cut to 500 characters. The policy may still
     learn to persuade the judge, so compare this term with ``em``.

@@ -74,7 +74,7 @@ class Repeat(_Term):
 
 @dataclass(frozen=True)
 class Format(_Term):
-    """Share of well-formed turns, in a last turn that answers; 0 in any other turn.
+    """Share of well-formed turns, in a last turn that answers; otherwise 0.
 
     Cut turns count only if they are malformed, too.
     """

@@ -6,7 +6,7 @@ from agent_envs.chat_tokens import ChatTokens
 
 
 class StopChecker:
-    """Check whether a turn ends, by an end token or a stop string outside of thoughts.
+    """Check whether a turn ends, by a token or stop string outside of thoughts.
 
     Attributes:
         may_end: the tokens that a turn can end with.

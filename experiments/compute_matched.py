@@ -107,7 +107,7 @@ def rejection_sampling(args: sft.Args, folder: Path, *, seconds: float, attempts
     Args:
         args: arguments of SFT, with the model to start from; a round keeps at most ``args.keep`` correct episodes a question.
         seconds: time of all rounds together, sampling included.
-        attempts: number of attempts at each question.
+        attempts: number of rollouts of each question.
         questions: number of questions in one batch of sampling.
 
     Returns:

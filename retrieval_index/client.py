@@ -25,9 +25,10 @@ class SearchFailed(ConnectionError):
 
 
 class RemoteSearcher:
-    """`Searcher.search` over HTTP, without the other members of the protocol.
+    """`Searcher.search` over HTTP.
 
-    Threads and processes may share a searcher: it pickles, and reconnects after a fork.
+    The protocol's other members are missing. Threads and processes may share a searcher: it pickles, and reconnects after
+    a fork.
 
     Args:
         url: address of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.

@@ -20,7 +20,7 @@ DEPTH = 100  # minimum number of rows of each ranking
 
 
 class HybridIndex(Index):
-    """Reciprocal rank fusion of indexes: the score of a passage is the sum of 1 / (60 + rank) over the rankings.
+    """Reciprocal rank fusion of indexes: a score is a sum of 1 / (60 + rank).
 
     The parts may be any indexes; to be saved, they must be of different kinds.
     """

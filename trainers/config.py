@@ -87,8 +87,8 @@ class ModelArgs:
     """Model."""
 
     model: str = "tiny"
-    """A chat model: a folder, GGUF file, hub id or LoRA adapter. "tiny" (1 M parameters) is shipped for MiniWiki, and made by SFT
-    for other environments."""
+    """A chat model: a folder, GGUF file, hub id or LoRA adapter. "tiny" (1 M parameters) is shipped for MiniWiki, made by SFT
+    elsewhere."""
     base_model: str = option("", advanced=True)
     """Base model of the adapter in --model, instead of the one that the adapter names: a folder, GGUF file or hub id."""
     chat_template: str = option("", advanced=True)
@@ -212,7 +212,7 @@ class AlgorithmArgs:
     more forward pass."""
     filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
     """Groups to learn from. none: all; mixed: returns differ (DAPO); outcome: task scores differ; uncertain: largest 25% by
-    deviation (StarPO-S); signal: 90% of all deviation (RAGEN-2)."""
+    deviation (StarPO-S); signal: 90% of deviation (RAGEN-2)."""
     dynamic_sampling: Natural = option(0, advanced=True)
     """Largest number of further batches, to replace groups that --filter mixed or outcome drops; 0 for none. DAPO uses 10."""
     overlong_buffer: Natural = option(0, config_only=True)

@@ -49,8 +49,8 @@ class DemonstrationArgs:
     """Demonstrations."""
 
     script: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A script of the task that demonstrates on the training questions, such as scripted; repeat the option for several.
-    Default: oracle, if no other source is given."""
+    """A script of the task that demonstrates on training questions, such as scripted; may be repeated. Default: oracle, if no
+    other source is given."""
     messages: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A JSONL file of conversations: "messages" in OpenAI's format, or "prompt" and "completion" as in TRL."""
     tool_calls: Literal["environment", "template"] = option("environment", advanced=True)

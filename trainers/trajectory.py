@@ -178,7 +178,7 @@ def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
-    """Put the action tokens of each trajectory side by side: [B, T] to [N, A].
+    """Put the action tokens of trajectories side by side: [B, T] to [N, A].
 
     The tokens come from all rows of a trajectory, in the order of sampling. A: the most action tokens of a trajectory.
     Differentiable in ``values``. ``trajectories``: N, if some may have no row in the batch. ``fill``: padding; -1 for

@@ -242,7 +242,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
 
 
 def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
-    """Step many episodes at once, with all their tool calls in one batch.
+    """Step many episodes at once, with their tool calls in one batch.
 
     ``cut``: the indices of the episodes whose turn was cut.
     """

@@ -37,7 +37,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
-    """Make the class ``AgentExecutor``, which runs the questions of `dataset`.
+    """Make an ``AgentExecutor`` that runs the questions of `dataset`.
 
     The tokenizer's chat template writes the prompts. Raises a ValueError if the context is rewritten during an episode.
     """

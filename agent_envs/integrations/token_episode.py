@@ -9,7 +9,7 @@ from agent_envs.stopping import StopChecker
 
 
 class TokenEpisode:
-    """An `Episode` in token ids, which are the same as in `trainers.rollouts.rollout`.
+    """An `Episode` in token ids, the same as in `trainers.rollouts.rollout`.
 
     ``eos_ids``: ids that may end a turn, besides the tokenizer's own eos.
 

@@ -29,7 +29,7 @@ ENDED = "The episode has ended."
 
 
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
-    """Make a `datasets.Dataset` of ``n`` questions with the columns ``prompt`` (messages) and ``seed``.
+    """Make a `datasets.Dataset` of ``n`` questions with ``prompt`` (messages) and ``seed``.
 
     With ``native`` the rows are for `environment_factory`, otherwise for `rollout_func`. ``seed`` draws the questions.
     ``env_kwargs`` are those of that function; only ``split`` may differ, as a row names its own.
@@ -47,7 +47,7 @@ def episode_return(
     completions: list, turn_rewards: list | None = None, environments: list | None = None,
     env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
 ) -> list[float | None]:  # fmt: skip
-    """Compute the return of each episode, None after a tool failure: the ``reward_funcs`` for both ways.
+    """Compute the return of each episode, None after a tool failure: the ``reward_funcs`` for both.
 
     Logs metrics as ``env/…``.
     """
@@ -71,7 +71,7 @@ def episode_return(
 
 
 def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
-    """Make a ``rollout_func`` that runs the questions of `dataset` and returns the sampled ids.
+    """Make a ``rollout_func`` over the questions of `dataset`, with the sampled ids.
 
     ``env_mask`` tells sampled ids from observations; ``turn_rewards`` is an extra field for reward functions of your own.
     TRL's ``max_completion_length`` bounds a turn; the environment's ``max_turns`` and ``max_tokens`` bound an episode.
@@ -154,7 +154,7 @@ def _check_seed(seed: int | None, native: bool = False) -> int:
 
 
 def environment_factory(id: str, **env_kwargs: Any) -> type:
-    """Make an ``environment_factory``: a class with a method for each tool and for ``answer``.
+    """Make an ``environment_factory``: a class with a method per tool, and ``answer``.
 
     TRL runs the loop and reads calls by the model's chat template, which must support tools. The calls of a message are one turn.
     The ``reward_funcs`` must be `episode_return`, which penalises what TRL never shows the environment: unknown tools, malformed

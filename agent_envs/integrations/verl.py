@@ -57,7 +57,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Agent loop of verl that rolls out an episode of the environment ``id``.
+    """Agent loop of verl over the environment ``id``.
 
     Raises a ValueError if the context is rewritten during the episode, and a RuntimeError if a tool fails for ten minutes.
     """

@@ -144,7 +144,7 @@ class SearchTool:
 
 @dataclass(eq=False)
 class ReadTool:
-    """Open an article, with all its passages, by its title, which is compared without case.
+    """Open an article with all its passages by its title, ignoring case.
 
     Text beyond ``max_chars`` comes in parts, requested as "Title #2". If the searcher is on a server or has more than a million
     passages, the title is searched for, and only the first 50 passages found can be shown.
