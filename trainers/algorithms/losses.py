@@ -147,8 +147,7 @@ def entropy(logprobs: torch.Tensor) -> torch.Tensor:
 
     −inf (a token that is ruled out) adds nothing.
     """
-    p = logprobs.exp()
-    return -torch.linalg.vecdot(p, torch.where(p > 0, logprobs, 0.0))
+    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_min(torch.finfo(logprobs.dtype).min))
 
 
 def aggregate(loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor) -> torch.Tensor:

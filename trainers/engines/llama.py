@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from trainers.engines.kv_cache import KVCache
 from trainers.models.llama_parts import Parts, add_and_normalize, signed_sine
 from trainers.models.lora import merged_weight
-from trainers.models.products import linear
+from trainers.models.products import linear, pack
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
@@ -37,10 +37,13 @@ class CastWeights:
         dtype: precision of the products. Plain weights that already have it are not copied.
         merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
         stacks: whether layers with the same input are stacked into one product, if their weights are copied.
+        packs: whether all of them are merged and stacked, and their weights copied by `products.pack`.
     """
 
     @torch.no_grad()
-    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool, stacks: bool = False):
+    def __init__(
+        self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool, stacks: bool = False, packs: bool = False
+    ):
         self._modules = [
             {name: [layer.get_submodule(part) for part in parts] for name, parts in PROJECTIONS.items()}
             for layer in backbone.layers
@@ -49,7 +52,11 @@ class CastWeights:
         self._weights: dict[torch.nn.Module, list[torch.Tensor]] = {}  # weight, and bias if there is one
         self._copied: list[torch.nn.Module] = []
         self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first layer of a stack
+        self._packed: list[list[torch.nn.Module]] = []
         for modules in (modules for layer in self._modules for modules in layer.values()):
+            if packs and self._pack(modules):
+                self._packed.append(modules)
+                continue
             for module in modules:
                 is_plain = type(module) is torch.nn.Linear
                 if known := merged_weight(module) if is_plain or merges else []:
@@ -70,9 +77,20 @@ class CastWeights:
         split = [stacked.split(sizes) for stacked in self._stacked[modules[0]]]
         self._weights |= zip(modules, map(list, zip(*split, strict=True)), strict=True)
 
+    def _pack(self, modules: list[torch.nn.Module]) -> bool:
+        """Stack and pack the current weights; return whether that was possible."""
+        known = [merged_weight(module) for module in modules]
+        if not all(known) or len({len(each) for each in known}) > 1:  # not all of them have a bias
+            return False
+        weight, *bias = (torch.cat(parts).detach().to(self.dtype) for parts in zip(*known, strict=True))
+        self._stacked[modules[0]] = [pack(weight), *bias]
+        return True
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Merge and round the current weights."""
+        for modules in self._packed:
+            self._pack(modules)
         for module in self._copied:
             for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
                 copy.copy_(new)
@@ -80,13 +98,14 @@ class CastWeights:
     @property
     def nbytes(self) -> int:
         """The size of the copies, in bytes."""
-        return sum(self._weights[module][0].nbytes for module in self._copied)
+        packed = sum(self._stacked[modules[0]][0].nbytes for modules in self._packed)
+        return packed + sum(self._weights[module][0].nbytes for module in self._copied)
 
     def __call__(self, number: int, name: str, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the outputs of the linear layers ``PROJECTIONS[name]`` in decoder layer ``number`` for their common input."""
         modules = self._modules[number][name]
         if modules[0] in self._stacked:
-            sizes = [len(self._weights[module][0]) for module in modules]
+            sizes = [cast(int, module.out_features) for module in modules]
             return list(linear(x, *self._stacked[modules[0]]).split(sizes, -1))
         return [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
 

@@ -16,6 +16,7 @@ from trainers.engines.kv_cache import KVCache
 from trainers.models import llama_parts
 from trainers.models.architecture import layer_kinds, local_widths, narrow_window
 from trainers.models.policy import Policy
+from trainers.models.products import can_pack, pack
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
@@ -43,7 +44,9 @@ class ModelRunner:
         self._kv_cache = KVCache(self._on_gpu)
         self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
+        self._packs = self._merges and can_pack(policy.device, policy.dtype, self._config.hidden_size)
         self._weights: llama.CastWeights | None = None
+        self._head: list[torch.Tensor] = []  # its packed weight, and its bias
         self._parts, self._reads_places = llama_parts.Parts(), False
         self.graphs: CUDAGraphCache | None = None
         exact = policy.dtype == torch.float32
@@ -176,6 +179,10 @@ class ModelRunner:
             inputs[:count, 0] = draw(hidden[:count, -1])
             columns.add_(1).clamp_(max=last)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the float32 logits [..., V] of hidden states [..., H] of the last pass."""
+        return self._policy.logits(hidden, self._head)
+
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
         return self._run(ids, columns, slice(0, len(ids)), width, width)
 
@@ -199,9 +206,12 @@ class ModelRunner:
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
             stacks = self._merges and self._on_gpu
-            self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges, stacks)
+            self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges, stacks, self._packs)
         elif self._weights_changed:
             self._weights.refresh()
+        head = self._policy.model.get_output_embeddings()
+        if self._weights_changed and self._packs and type(head) is torch.nn.Linear:
+            self._head = [pack(head.weight), *([] if head.bias is None else [head.bias.detach()])]
         self._weights_changed = False
         attention_mask = next(iter(masks.values()), None)  # there is one kind of layer
         # PyTorch 2.11 compiles in one thread at a time: the one that trains.

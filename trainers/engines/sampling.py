@@ -23,7 +23,7 @@ def sample(
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution (at temperature 0, the untempered one).
     """
-    logp = (logits / (temperature or 1.0)).log_softmax(-1)
+    logp = (logits if temperature in (0, 1) else logits / temperature).log_softmax(-1)
     if temperature and (top_p < 1 or min_p):
         logp = truncate(logp, top_p, min_p)
     tokens = logp.argmax(-1)[rows] if temperature == 0 else _draw(logp, rows, noise)

@@ -145,7 +145,7 @@ class TransformersEngine:
 
         def draw(hidden: torch.Tensor) -> torch.Tensor:
             of_step = None if noise is None else noise[len(drawn)]
-            logits = policy.logits(hidden[places])
+            logits = self.runner.logits(hidden[places])
             tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p, of_step)
             drawn.append(torch.stack([tokens.double(), logprobs.double()]))  # both are exact
             return tokens.new_full((len(hidden),), policy.pad_id).index_put((places,), tokens[first])

@@ -1,7 +1,8 @@
 """Log-probabilities from hidden states, without holding all logits of a large vocabulary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +16,8 @@ from trainers.runtime.errors import UserError
 # Logits of one part; the backward pass holds four to seven times as many. A GPU takes more: each part reads the head's weights
 # and adds to their gradients, which at 2**24 takes a tenth of a 3 B model's update.
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**26
+ROWS_IN_CACHE = 16  # whose entropies a CPU computes at once, four times as fast as those of a part
+KEPT_LOGITS = 2**26  # of all parts together: up to here a CPU keeps their log-probabilities and recomputes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +76,14 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
     return after
 
 
-def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Compute float32 logits [..., V] of hidden states [..., H], whatever dtype the layers ran in."""
+def compute_logits(head: torch.nn.Module, hidden: torch.Tensor, copied: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    """Compute float32 logits [..., V] of hidden states [..., H], whatever dtype the layers ran in.
+
+    ``copied``: the head's weight and bias, for `products.linear`, to use instead of its own.
+    """
     with torch.autocast(hidden.device.type, enabled=False):
+        if copied:
+            return linear(hidden.float(), *copied)
         if type(head) is torch.nn.Linear:
             return linear(hidden.float(), head.weight, head.bias)
         return head(hidden.float())
@@ -109,24 +117,29 @@ def token_logprobs(
     """
 
     def part(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = (logits_of(hidden) / temperature).log_softmax(-1)
+        logits = logits_of(hidden)
+        logprobs = (logits if temperature == 1 else logits / temperature).log_softmax(-1)
         chosen = logprobs[rows, targets]  # before the entropy, so that the backward pass does not recompute it
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            uncertainty = entropy(logprobs)
+            rows_at_once = ROWS_IN_CACHE if hidden.device.type == "cpu" else max(1, len(hidden))
+            uncertainty = torch.cat([entropy(some) for some in logprobs.split(rows_at_once)])
         return chosen, uncertainty
 
     if not len(hidden):
         return part(hidden, rows, targets)
-    size = max(1, max_logits(hidden.device) // logits_of(hidden[:1].detach()).shape[-1])
+    vocabulary = logits_of(hidden[:1].detach()).shape[-1]
+    size = max(1, max_logits(hidden.device) // vocabulary)
     if len(hidden) <= size:
         return part(hidden, rows, targets)
+    keeps = hidden.device.type == "cpu" and len(hidden) * vocabulary <= KEPT_LOGITS
+    run = part if keeps else partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     # Order the tokens by the hidden states that they were drawn from, and count those of each part.
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows // size, minlength=-(-len(hidden) // size)).tolist()
     chosen, uncertainty = [], []
     for number, tokens in enumerate(order.split(counts)):
-        inputs = hidden[number * size : (number + 1) * size], rows[tokens] - number * size, targets[tokens]
-        of_tokens, of_nodes = checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
+        of_part = hidden[number * size : (number + 1) * size]
+        of_tokens, of_nodes = run(of_part, rows[tokens] - number * size, targets[tokens])
         chosen.append(of_tokens)
         uncertainty.append(of_nodes)
     return torch.cat(chosen)[order.argsort()], torch.cat(uncertainty)

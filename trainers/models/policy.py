@@ -1,6 +1,6 @@
 """A causal language model and its tokenizer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -85,9 +85,9 @@ class Policy(ChatTokens):
         """Return the autocast context that the layers run in."""
         return autocast(self.device, self.dtype)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [..., V] of hidden states [..., H]."""
-        return self.after_head(compute_logits(self.model.get_output_embeddings(), hidden))
+    def logits(self, hidden: torch.Tensor, copied: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        """Float32 logits [..., V] of hidden states [..., H]; see `compute_logits`."""
+        return self.after_head(compute_logits(self.model.get_output_embeddings(), hidden, copied))
 
     def to_model_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
         """Convert a bool mask [B, 1, T, S], true where a token attends, to the form that the model's attention takes."""

@@ -1,5 +1,6 @@
 """Layers run one after another are the model's own."""
 
+import platform
 import warnings
 from functools import partial
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 
 from trainers.engines import llama, model_runner
+from trainers.engines.engine import generate
 from trainers.engines.model_runner import ModelRunner
-from trainers.models import llama_parts
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import llama_parts, products
 from trainers.models.lora import add_lora, trainable_parameters
 
 
@@ -35,6 +38,45 @@ def test_merged_adapters_follow_the_weights(make_policy):
     assert before == [weight.data_ptr() for own in (merged, stacked) for weight, *_ in own._weights.values()]
     assert stacked.nbytes == merged.nbytes > called.nbytes == 0
     assert len(stacked._stacked) == 2 * len(backbone.layers)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # without and with biases
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_follow_the_weights(make_policy, monkeypatch, family, dtype):
+    """In layers with adapters, and in a head that is trained."""
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no bfloat16 products of oneDNN")
+    monkeypatch.setattr(products, "MIN_WIDTH", 1)
+    policy = make_policy("bytes", family=family)
+    add_lora(policy.model, 2, 4)
+    policy.dtype = dtype
+    engine = TransformersEngine(policy, ())
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    for _ in range(2):
+        engine.reset()
+        prompts = {0: [65, 66, 67], 1: [68] * 20}
+        for key, turn in generate(engine, prompts, 6, 1.0).items():
+            with torch.no_grad(), policy.autocast():
+                hidden = policy.backbone(torch.tensor([prompts[key] + turn.tokens])).last_hidden_state[0]
+                expected = policy.logits(hidden).log_softmax(-1)[len(prompts[key]) - 1 : -1]
+            expected = expected.gather(1, torch.tensor(turn.tokens)[:, None]).squeeze(1)
+            torch.testing.assert_close(torch.tensor(turn.logprobs), expected, rtol=0, atol=tolerance)
+        with torch.no_grad():
+            for parameter in (*trainable_parameters(policy.model), policy.model.get_output_embeddings().weight):
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    weights = engine.runner._weights
+    assert engine.runner._runs_as_llama and weights.nbytes > 0 and not weights._weights
+    assert all(weight.is_mkldnn for weight, *_ in [*weights._stacked.values(), engine.runner._head])
+
+
+def test_weights_are_packed_where_it_pays(monkeypatch):
+    cpu = torch.device("cpu")
+    assert not products.can_pack(cpu, torch.float32, 64)
+    assert not products.can_pack(torch.device("cuda"), torch.float32, 1024)
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert products.can_pack(cpu, torch.float32, 1024) == (machine == "x86_64")
+    assert not products.can_pack(cpu, torch.float64, 1024)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -8,7 +8,9 @@ from trainers.models import logits
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradient):
+@pytest.mark.parametrize("kept", [0, 99])  # 9 · 11 logits: kept, or computed again in the backward pass
+def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradient, kept):
+    monkeypatch.setattr(logits, "ROWS_IN_CACHE", 2)
     torch.manual_seed(0)
     head, hidden = torch.nn.Linear(4, 11), torch.randn(9, 4, requires_grad=True)
     drawn_from, targets = torch.randint(9, (30,)), torch.randint(11, (30,))
@@ -28,15 +30,17 @@ def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradi
     torch.testing.assert_close(at_once[1], entropy(head(hidden).log_softmax(-1)), check_layout=False)
     rows.clear()
     monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
+    monkeypatch.setattr(logits, "KEPT_LOGITS", kept)
     for a, b in zip(run(), at_once, strict=True):
         torch.testing.assert_close(a, b)
-    assert max(rows) == 2
+    assert max(rows) == 2 and sum(rows) - 1 == (9 if kept else 18)  # a first row tells the size of the vocabulary
 
 
 def test_an_entropy_without_a_gradient_is_computed_once(monkeypatch):
     calls = []
     monkeypatch.setattr(logits, "entropy", lambda logprobs: calls.append(1) or entropy(logprobs))
     monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
+    monkeypatch.setattr(logits, "KEPT_LOGITS", 0)
     hidden = torch.randn(4, 3, requires_grad=True)
     chosen, _ = logits.token_logprobs(torch.nn.Linear(3, 11), hidden, torch.arange(4), torch.arange(4))
     chosen.sum().backward()
