@@ -8,6 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from retrieval_index.verified_array import usable_memory
 from trainers.algorithms.losses import entropy
 from trainers.models.architecture import find_backbone
 from trainers.models.products import linear
@@ -17,7 +18,7 @@ from trainers.runtime.errors import UserError
 # and adds to their gradients, which at 2**24 takes a tenth of a 3 B model's update.
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 2**24, 2**26
 ROWS_IN_CACHE = 16  # whose entropies a CPU computes at once, four times as fast as those of a part
-KEPT_LOGITS = 2**26  # of all parts together: up to here a CPU keeps their log-probabilities and recomputes nothing
+KEPT_FRACTION = 1 / 32  # of a CPU's memory: if all log-probabilities fit into it, they are kept and not recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ def token_logprobs(
     size = max(1, max_logits(hidden.device) // vocabulary)
     if len(hidden) <= size:
         return part(hidden, rows, targets)
-    keeps = hidden.device.type == "cpu" and len(hidden) * vocabulary <= KEPT_LOGITS
+    keeps = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * usable_memory()
     run = part if keeps else partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     # Order the tokens by the hidden states that they were drawn from, and count those of each part.
     order = rows.argsort(stable=True)
