@@ -132,7 +132,8 @@ def token_logprobs(
     size = max(1, max_logits(hidden.device) // vocabulary)
     if len(hidden) <= size:
         return part(hidden, rows, targets)
-    keeps = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * usable_memory()
+    fits = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * usable_memory()
+    keeps = fits and not entropy_gradient  # whose intermediate results take as much again, several times
     run = part if keeps else partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     # Order the tokens by the hidden states that they were drawn from, and count those of each part.
     order = rows.argsort(stable=True)
