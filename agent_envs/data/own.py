@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
+from agent_envs.data.catalog import SPLITS
 from agent_envs.data.local import find_faults, place_of, read_corpus, shorten_path, stamp
 from agent_envs.data.question import FORMATS, Question, Record, numbered_records, paragraph_key
 from agent_envs.data.rows import HELD_OUT, TRAIN, Parsed, parse_records, parse_row
@@ -51,13 +52,15 @@ def load_own(
 
     Raises:
         FileNotFoundError: there is no such file or folder, or nothing to search.
-        ValueError: a row is not a question, or the split has no question.
+        ValueError: a row is not a question, or the split is unknown or has no question.
     """
     if not data:
         raise ValueError(
             'give your questions with data=, such as \'{"data": "my.jsonl", "corpus": "passages.jsonl"}\'; what a file of '
             "questions looks like is in docs/own_data.md"
         )
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if corpus and index:
         raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
     path = Path(data).expanduser().resolve()

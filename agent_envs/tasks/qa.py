@@ -84,7 +84,7 @@ class QAEnv(ToolEnv):
             mention=(0.2, AtEnd(Gate(Metric("mentioned"), _HALF_FORMED))),
             format=(1.0, AtEnd(Minus(ThoughtfulFormat(), 1.0))),
         ),
-        "em_if_readable": Reward(
+        "em_if_well_formed": Reward(
             answer=(1.0, AtEnd(Gate(Metric("em"), _WELL_FORMED))), format=(1.0, AtEnd(Minus(Format(), 1.0)))
         ),
         "ragen": Reward(answer=(1.0, AtEnd(Gate(Metric("f1"), AtLeast(Metric("f1"), 0.3))))),

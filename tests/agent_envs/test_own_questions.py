@@ -236,6 +236,8 @@ def test_a_mistake_is_a_line_that_says_where_and_what(tmp_path, corpus, rows, me
 def test_paths_that_are_none(tmp_path, corpus):
     (tmp_path / "my.xlsx").write_text("")
     (tmp_path / "bare").mkdir()
+    with pytest.raises(ValueError, match="split must be one of train, validation, got 'test'"):
+        load_own("rows.jsonl", split="test")
     with pytest.raises(ValueError, match=r"give your questions with data=.*docs/own_data\.md"):
         gymnasium.make("AgentR1/QA-v0")
     for name, error, message in (

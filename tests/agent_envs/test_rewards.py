@@ -103,7 +103,7 @@ RIGHT, LAKE, X = "<answer>zug</answer>", "<answer>Zug lake</answer>", "<answer>x
 PLAYED = {
     "search_r1": [([LOOK, RIGHT], 1.0), ([NO, RIGHT], 1.0), ([LAKE], 0.0)],
     # of a turn of two that cannot be read, the right answer does not count
-    "em_if_readable": [([LOOK, RIGHT], 1.0), ([LOOK, X], 0.0), ([NO, RIGHT], -0.5), ([NO] * 3, -1.0)],
+    "em_if_well_formed": [([LOOK, RIGHT], 1.0), ([LOOK, X], 0.0), ([NO, RIGHT], -0.5), ([NO] * 3, -1.0)],
     # −1 + format + (1 for a gold answer in the answer, or .2 for one in the last turn), the latter from format ½ on
     "agent_r1": [
         *(([THINK + LOOK, THINK + RIGHT], 1.0), (["<think></think>" + LOOK, "<think></think>" + LAKE], 1.0)),
