@@ -75,7 +75,9 @@ def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(titl
         assert cells in (page if page.suffix else page / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("title", "sentence"), [("PPO", "PPO has {}")])
+@pytest.mark.parametrize(
+    ("title", "sentence"), [("PPO", "PPO has {}"), ("GRPO without loss mask", "GRPO without loss mask {}.")]
+)
 def test_sentences_about_other_algorithms_are_made_of_the_scores_of_each_question(title, sentence):
     kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())["agents"][title]
     cells = " and ".join(f"{mean(map(int, kept[column]['em'])):.3f}" for column in ("HotpotQA", "2Wiki"))
