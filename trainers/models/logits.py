@@ -133,7 +133,7 @@ def token_logprobs(
     if len(hidden) <= size:
         return part(hidden, rows, targets)
     fits = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * usable_memory()
-    keeps = fits and not entropy_gradient  # whose intermediate results take as much again, several times
+    keeps = fits and not entropy_gradient  # its intermediate results take several times as much
     run = part if keeps else partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     # Order the tokens by the hidden states that they were drawn from, and count those of each part.
     order = rows.argsort(stable=True)

@@ -26,9 +26,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply a linear layer with a weight [N, K], as it is or from `pack`, to x [..., K].
+    """Apply a linear layer with a weight [N, K], packed or not, to x [..., K].
 
-    For a few float32 tokens on a CPU a weight as it is becomes the left factor, which is up to three times as fast.
+    For a few float32 tokens on a CPU an unpacked weight becomes the left factor, which is up to three times as fast.
     """
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
