@@ -4,7 +4,6 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import import_module, metadata, util
 from pathlib import Path
@@ -56,9 +55,7 @@ def test_messages_name_extras_that_there_are():
 
 def test_help_lists_the_commands_and_imports_nothing_for_it():
     code = "import sys; from trainers.__main__ import main; main(); print(*sys.modules, file=sys.stderr)"
-    started = time.perf_counter()
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert time.perf_counter() - started < 5  # a tenth of it on an idle machine
     assert all(re.search(rf"^  {command} +\S.*\w", run.stdout, re.MULTILINE) for command in COMMANDS)
     assert not {"torch", "transformers", "numpy", "tyro"} & set(run.stderr.split())
 

@@ -93,14 +93,13 @@ from trainers.rollouts.batching import (
 from trainers.trajectory import Batch, Trajectory, pack, unpack
 
 
-def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
+def add_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
     """Add advantages, the critic's values and their targets to the batch, each float32 [B, T]. Trajectories that are not
     ``valid``, bool [N], ended in an error and have no advantage."""
     if args.advantage_mask or not args.loss_mask:  # without a loss mask, `prepare_batch` has removed the mask already
         return estimate_advantages(args, critic, batch, valid)
     # The paper's ablation: GAE also steps over tool output, the loss does not.
-    unmasked = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
-    found = estimate_advantages(args, critic, unmasked, valid)
+    found = estimate_advantages(args, critic, remove_mask(batch), valid)
     names = ("advantages", "values", "value_targets")
     return replace(batch, **{name: torch.where(batch.mask, getattr(found, name), 0.0) for name in names})
 
@@ -157,7 +156,7 @@ def update(
     if not trajectories:
         return metrics
     batch, packed, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
-    batch = add_advantages(args, policy, critic, batch, packed.valid)
+    batch = add_advantages(args, critic, batch, packed.valid)
     store_advantages(trajectories, batch)  # for episodes.jsonl
     has_gradient = packed.valid[batch.trajectory]  # the critic learns from rows without an advantage too
     means = UpdateMetrics()

@@ -49,6 +49,7 @@ CALLS = {
     if (number := numbers[platform.machine() != "x86_64"]) != "-"
 }
 
+BEGUN = "begun\n"  # what a program prints before its try
 PRELUDE = """
 import ctypes, errno, mmap, os, signal, socket, stat, struct, subprocess, sys, threading, time
 libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer
@@ -131,7 +132,7 @@ def bait():
 
 def program(name: str, host: dict) -> str:
     head = f"CALLS = {CALLS}\nHOST = {host}\nSECRET_HALF = {SECRET[: len(SECRET) // 2].encode()}\n"
-    return head + PRELUDE + TRIES[name] + "\nprint('done', flush=True)\n"
+    return head + PRELUDE + f"print({BEGUN!r}, end='', flush=True)\n{TRIES[name]}\nprint('done', flush=True)\n"
 
 
 def judge(done: sandbox.Completed) -> str:
@@ -142,7 +143,7 @@ def judge(done: sandbox.Completed) -> str:
     if done.stdout.endswith("done\n"):
         return "held: refused"
     if done.timed_out:
-        return "held: timed out"
+        return "held: timed out" if done.stdout.startswith(BEGUN) else "broken: it had no time to begin"
     if done.returncode < 0 or last.startswith(("MemoryError", "OSError", "PermissionError", "BlockingIOError")):
         return f"held: ended by {last[:60] or f'signal {-done.returncode}'}"
     return f"broken: {last[:200]}" if done.returncode == 1 else f"held: exit code {done.returncode}"

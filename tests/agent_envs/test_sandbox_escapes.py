@@ -1,6 +1,7 @@
 """The tries of `benchmarks.envs.sandbox_escapes`, in the sandbox."""
 
 import importlib.util
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ SPEC.loader.exec_module(escapes)
 def host():
     if (state := sandbox.available()["namespaces"]) != "ok":
         pytest.skip(f"no isolation here: {state}")
+    if not os.access(Path.home(), os.W_OK):
+        pytest.skip("no home folder for the bait here")
     with escapes.bait() as host:
         yield host
 
@@ -27,7 +30,7 @@ def host():
 @pytest.mark.parametrize("name", escapes.TRIES)
 def test_held(name, host):
     start = time.monotonic()
-    done = sandbox.run(escapes.program(name, host), stdin="input", timeout=0.6)
+    done = sandbox.run(escapes.program(name, host), stdin="input", timeout=1.5)
     took = time.monotonic() - start
     assert escapes.judge(done).startswith("held"), (done.stdout[:1000], done.stderr[-1000:])
     assert took < 10  # it did not wait for what the try left running; the benchmark checks the half second

@@ -1,7 +1,5 @@
 """Thoughts that the prompt opens, that the model opens, and that are cut."""
 
-import time
-
 import pytest
 from chat_templates import end_ids, make_tokenizer
 from toy_tools import STRING, tool
@@ -125,14 +123,16 @@ def test_a_stop_string_counts_outside_of_thoughts(text, end):
     assert said == text[: text.rindex(end) + len(end)] if end else said == text
 
 
-def test_stop_strings_within_a_long_thought_take_linear_time():
+def test_stop_strings_within_a_long_thought_take_linear_time(monkeypatch):
     chat = make_chat("qwen3.5")
-    ids, ends_turn, seconds = chat.encode("so </answer>" * 4000), StopChecker(chat, ("</answer>",)), list[float]()
+    ids, decode, decoded = chat.encode("so </answer>" * 4000), chat.tokenizer.decode, list[int]()
+    monkeypatch.setattr(chat.tokenizer, "decode", lambda some: decoded.append(len(some)) or decode(some))
+    ends_turn, read = StopChecker(chat, ("</answer>",)), list[int]()
     for count in (len(ids) // 8, len(ids)):
-        begun = time.perf_counter()
+        decoded.clear()
         assert not any(ends_turn(ids[:n]) for n in range(count - 400, count))
-        seconds.append(time.perf_counter() - begun)
-    assert seconds[1] < 4 * seconds[0] + 0.1
+        read.append(sum(decoded))
+    assert read[1] <= read[0] + 2 * max(decoded)  # as many tokens, but for where the 400 begin
 
 
 def message(arguments: str) -> str:

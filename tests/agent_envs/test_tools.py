@@ -115,11 +115,11 @@ def test_a_call_that_hangs_hurts_only_itself():
             never.wait(60)
         return "back"
 
-    tool = FunctionTool(f, timeout=0.3)
+    tool = FunctionTool(f, timeout=1)
     start = time.perf_counter()
     results = run_calls([({"f": tool}, ToolCall("f", {"wait": w})) for w in (False, True, False, True)])
     assert time.perf_counter() - start < 20
-    assert [r.text for r in results] == ["back", "f took longer than 0.3 s."] * 2
+    assert [r.text for r in results] == ["back", "f took longer than 1 s."] * 2
     assert [r.fault for r in results] == [False, True] * 2
     never.set()
 
@@ -143,8 +143,8 @@ def test_a_timeout_ends_async_functions_that_block_or_refuse_to_end(monkeypatch)
 
     start = time.perf_counter()
     for f in (block, stay):
-        found = FunctionTool(f, timeout=0.2).execute_batch([{"wait": wait} for wait in (False, True)])
-        assert [(r.text, r.fault) for r in found] == [("back", False), (f"{f.__name__} took longer than 0.2 s.", True)]
+        found = FunctionTool(f, timeout=1).execute_batch([{"wait": wait} for wait in (False, True)])
+        assert [(r.text, r.fault) for r in found] == [("back", False), (f"{f.__name__} took longer than 1 s.", True)]
     assert time.perf_counter() - start < 20
     never.set()
 
@@ -261,7 +261,7 @@ def test_a_call_that_ran_out_of_time_is_not_made_again():
 
     for made_late in (pay, send):
         made.clear()
-        result = one(FunctionTool(made_late, timeout=0.05), amount=7)
+        result = one(FunctionTool(made_late, timeout=0.5), amount=7)
         assert result.fault and made == [7]
     never.set()
 

@@ -241,7 +241,7 @@ def connect(client):
 def test_a_body_has_to_arrive_in_time(index, monkeypatch):
     from retrieval_index import server
 
-    monkeypatch.setattr(server, "ARRIVAL", 0.1)
+    monkeypatch.setattr(server, "ARRIVAL", 1.0)
     with serving_index(index) as client, connect(client) as one:
         one.sendall(HEAD + b'{"quer')
         assert one.recv(12) == b"HTTP/1.1 408"

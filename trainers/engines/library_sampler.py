@@ -79,9 +79,13 @@ class LibrarySampler:
                 logits_processor=LogitsProcessorList([sampler]),
                 stopping_criteria=StoppingCriteriaList([sampler.ended_rows]),
             )
+        steps = sampler.steps - 1  # after the pass over the prompts
         self._processed["prefill"] += ids.numel()
-        self._processed["decode"] += len(rows) * (sampler.steps - 1)
-        self._processed["decode_steps"] += sampler.steps - 1
+        again = (
+            0 if self.keeps_cache else steps * longest + steps * (steps - 1) // 2
+        )  # tokens of a row that are run anew
+        self._processed["decode"] += len(rows) * (steps + again)
+        self._processed["decode_steps"] += steps
 
     def _find_difference(self) -> str:
         """State how `generate` differs from a pass without a cache; "" if it does not."""

@@ -69,7 +69,7 @@ class CastWeights:
 
     def _stack(self, modules: list[torch.nn.Module]) -> None:
         """Put the weights of layers into one tensor, and their biases into another; those of each layer become views."""
-        known = [self._weights.get(module, []) for module in modules]
+        known = [self._weights[module] for module in modules]
         if len({len(each) for each in known}) > 1:  # not all of them have a bias
             return
         self._stacked[modules[0]] = [torch.cat(parts) for parts in zip(*known, strict=True)]

@@ -1,7 +1,6 @@
 """An engine's passes through the model, by `llama` or in the library's layers. On a GPU, decoding steps are CUDA graphs."""
 
 import collections
-import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 
-from retrieval_index.verified_array import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
@@ -17,6 +15,7 @@ from trainers.models import llama_parts
 from trainers.models.architecture import layer_kinds, local_widths, narrow_window
 from trainers.models.policy import Policy
 from trainers.models.products import can_pack, pack
+from trainers.runtime.distributed import memory_share
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
@@ -107,17 +106,20 @@ class ModelRunner:
         except Exception as error:  # a model may fail on such a cache in any way, or the library on its layers
             return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         finally:
-            self._kv_cache, self._weights = KVCache(self._on_gpu), None
+            self._drop_buffers()
             self.processed.clear()
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; return the KV cache to fill, whose contents are invalid."""
         self._weights_changed = True
         if not self._keeps_buffers():
-            self._kv_cache, self._weights = KVCache(self._on_gpu), None
+            self._drop_buffers()
             if self.graphs is not None:
                 self.graphs.clear()
         return self._kv_cache
+
+    def _drop_buffers(self) -> None:
+        self._kv_cache, self._weights, self._head = KVCache(self._on_gpu), None, []
 
     def _has_room_to_merge(self) -> bool:
         """Whether merged copies of all weights are small compared with the device's memory."""
@@ -127,6 +129,7 @@ class ModelRunner:
 
     def _keeps_buffers(self) -> bool:
         kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)
+        kept += sum(copied.nbytes for copied in self._head)
         return kept <= KEPT_FRACTION * _device_memory(self._policy.device)
 
     def padded_rows(self, count: int) -> int:
@@ -237,4 +240,4 @@ def _device_memory(device: torch.device) -> int:
     """Return the total memory of a GPU, or this process's share of that of a CPU, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return usable_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return memory_share()

@@ -86,10 +86,10 @@ class RLRun:
         step.log(collected.metrics | sampled)
         self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
-        _ = self.policy.tree_attention  # the first use runs passes to find it out, which must not be counted
-        self._meter.count = 0
         if (information := mutual_information(self.policy, collected.trajectories, self.args)) is not None:
             step.log({MONITOR + "mutual_information": information})
+        _ = self.policy.tree_attention  # the first use runs passes to find it out, which must not be counted
+        self._meter.count = 0
         return collected.trajectories
 
     def _complete(self, step: UpdateStep) -> None:

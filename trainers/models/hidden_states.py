@@ -59,8 +59,11 @@ def recompute_activations(model: PreTrainedModel) -> None:
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     # Layers draw no random numbers. Another thread may be sampling, and its generator must not be reset.
     enable({"use_reentrant": False, "preserve_rng_state": False})
-    if not _checkpointed_layers(model):
+    if not (layers := _checkpointed_layers(model)):
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
+    for layer in layers:  # some drop out by themselves in training mode, which `_recompute_in_training` puts them into
+        for name in [name for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(layer, name, 0.0)
 
 
 HiddenStates = tuple[torch.Tensor, torch.Tensor]
@@ -166,11 +169,12 @@ def _find_difference(
     sequences = [BatchRow(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
     batch = collate_rows(sequences, list(range(len(rows))), 0).to(device)
     real = torch.arange(batch.ids.shape[1], device=device) < batch.lengths[:, None]
+    decoder = cast(PreTrainedModel, backbone).get_decoder()  # text goes through no other part, such as one for pictures
+    weights = [p for p in decoder.parameters() if p.requires_grad][:16]  # all of a layer, with its norms
 
     def values(tree_attention: str) -> list[torch.Tensor]:
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
-        weights = [p for p in backbone.parameters() if p.requires_grad][:16]  # all of a layer, with its norms
         # The hidden states of a frozen copy of a model that recomputes activations have gradients, but no weight has.
         if weights and hidden.requires_grad:
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])

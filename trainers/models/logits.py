@@ -8,10 +8,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from retrieval_index.verified_array import usable_memory
 from trainers.algorithms.losses import entropy
 from trainers.models.architecture import find_backbone
 from trainers.models.products import linear
+from trainers.runtime.distributed import memory_share
 from trainers.runtime.errors import UserError
 
 # Logits of one part; the backward pass holds four to seven times as many. A GPU takes more: each part reads the head's weights
@@ -126,13 +126,11 @@ def token_logprobs(
             uncertainty = torch.cat([entropy(some) for some in logprobs.split(rows_at_once)])
         return chosen, uncertainty
 
-    if not len(hidden):
-        return part(hidden, rows, targets)
     vocabulary = logits_of(hidden[:1].detach()).shape[-1]
     size = max(1, max_logits(hidden.device) // vocabulary)
     if len(hidden) <= size:
         return part(hidden, rows, targets)
-    fits = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * usable_memory()
+    fits = hidden.device.type == "cpu" and 4 * len(hidden) * vocabulary <= KEPT_FRACTION * memory_share()
     keeps = fits and not entropy_gradient  # its intermediate results take several times as much
     run = part if keeps else partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     # Order the tokens by the hidden states that they were drawn from, and count those of each part.

@@ -4,6 +4,7 @@ The adapter is put into the model in place, so the model keeps its class and is 
 """
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +19,7 @@ from trainers.runtime.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "base_model.model."  # before every name in a saved adapter
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # in the name of a layer
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
@@ -25,9 +27,9 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
 
     Warns if experts, which are not linear layers, stay frozen.
     """
-    peft, excluded = _peft(), _find_uncalled(model)
+    peft, uncalled = _peft(), _find_uncalled(model)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    config.exclude_modules = excluded or None
+    config.exclude_modules = uncalled or None
     _inject(model, config)
     experts = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "experts" in name)
     if experts:
@@ -37,13 +39,15 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
 
 
 @torch.no_grad()
-def _find_uncalled(model: PreTrainedModel) -> list[str]:
-    """Find the last names of linear layers that are never called, or return no tensor: an adapter there would have no effect.
+def _find_uncalled(model: PreTrainedModel) -> str:
+    """Find linear layers that are never called, or return no tensor: an adapter there would have no effect. Returns a regular
+    expression of their names, "" if there are none.
 
-    Their weights are read directly, as state-space kernels read those of the output layer. Such layers have a matrix D.
+    Text goes through no layers for pictures. Other weights are read directly, as state-space kernels read those of the output
+    layer. Such layers have a matrix D. Of layers whose names differ only in numbers, such as experts, one call is enough.
     """
     linear: dict[torch.nn.Module, str] = {
-        module: name.rpartition(".")[2]
+        module: _NUMBER.sub("#", name)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
     }
@@ -60,8 +64,9 @@ def _find_uncalled(model: PreTrainedModel) -> list[str]:
         for hook in hooks:
             hook.remove()
     if any(hasattr(module, "D") and hasattr(module, "out_proj") for module in model.modules()):
-        called.discard("out_proj")
-    return sorted({*linear.values()} - called)
+        called = {name for name in called if not name.endswith("out_proj")}
+    uncalled = sorted({*linear.values()} - called)
+    return "|".join(re.escape(name).replace(r"\#", r"\d+") for name in uncalled)
 
 
 def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:

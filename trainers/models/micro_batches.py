@@ -87,15 +87,11 @@ def compute_logprobs(policy: Policy, batch: Batch, temperature: float, max_token
     return map_parts(lambda part: policy.logprobs(part, temperature)[0], batch, max_tokens, policy.token_cost)
 
 
-def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
-    """Return the batch without an action mask, for the paper's ablation (Agent-R1, table 3).
-
-    From the first sampled token on, observations count as sampled by the turn before, with the policy's log-probabilities.
-    """
+def remove_mask(batch: Batch) -> Batch:
+    """Return the batch without an action mask, for the paper's ablations (Agent-R1, table 3): from the first sampled token on,
+    observations count as sampled by the turn before."""
     columns = torch.arange(batch.mask.shape[1], device=batch.mask.device)
     first = torch.where(batch.mask, columns, batch.mask.shape[1]).min(1).values
     mask = (columns >= first[:, None]) & (columns < batch.lengths[:, None])
     turns = torch.where(mask, batch.turns.cummax(1).values, -1)
-    wide = replace(batch, mask=mask, turns=turns)
-    logprobs = compute_logprobs(policy, wide, temperature, max_tokens)
-    return replace(wide, old_logprobs=torch.where(batch.mask, batch.old_logprobs, logprobs))
+    return replace(batch, mask=mask, turns=turns)

@@ -102,7 +102,9 @@ def prepare_batch(
     """Make the sequences for the model, the same episodes packed for the advantage estimators, and metrics."""
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     if not args.loss_mask:
-        batch = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
+        sampled, batch = batch, remove_mask(batch)
+        logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
+        batch.old_logprobs = torch.where(sampled.mask, sampled.old_logprobs, logprobs)
     batch.episode_tokens = sum_of_sequence(batch.mask.sum(1), batch.trajectory)
     batch, metrics = correct_for_sampler(batch, policy, args)
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)

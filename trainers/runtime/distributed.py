@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import distributed
 
+from retrieval_index.verified_array import usable_memory
+
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=2)  # the first process may train the tiny policy, or write a checkpoint, while others wait
 _alone = False  # whether this process is inside `first_before_others`
@@ -29,6 +31,11 @@ def rank() -> int:
 def world_size() -> int:
     """Number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() and not _alone else 1
+
+
+def memory_share() -> int:
+    """Bytes of the machine's memory for this process: an equal part of what all of them may use."""
+    return usable_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 @contextlib.contextmanager

@@ -191,4 +191,9 @@ def test_a_model_that_does_something_else_is_left_to_the_library(make_policy, mo
     policy.dtype = dtype
     assert ModelRunner(policy)._runs_as_llama
     monkeypatch.setattr(llama_parts, "silu", torch.nn.functional.gelu)
-    assert not ModelRunner(policy)._runs_as_llama
+    monkeypatch.setattr(products, "MIN_WIDTH", 1)  # so that the attempt packs weights, if this CPU can
+    runner = ModelRunner(policy)
+    assert not runner._runs_as_llama
+    hidden, head = torch.randn(2, policy.model.config.hidden_size), policy.model.get_output_embeddings()
+    torch.nn.init.normal_(head.weight)
+    assert torch.equal(runner.logits(hidden), policy.logits(hidden))

@@ -199,3 +199,13 @@ def test_tokens_that_go_through_the_model_are_counted(make_policy):
     engine.processed.clear()
     generate(engine, {0: [5]}, 3, 0.0)
     assert engine.processed == {"decode": 3, "decode_steps": 3}
+
+
+@pytest.mark.parametrize(("keeps_cache", "decode"), [(True, 2), (False, 4 + 5)])
+def test_tokens_that_the_library_runs_again_are_counted(make_policy, monkeypatch, keeps_cache, decode):
+    monkeypatch.setattr(ModelRunner, "_find_difference", lambda *_: "of a test")
+    with pytest.warns(UserWarning, match="of a test"):
+        engine = TransformersEngine(make_policy("bytes"), ())
+    engine._library.keeps_cache = keeps_cache
+    generate(engine, {0: [5, 6, 7]}, 3, 0.0)
+    assert engine.processed == {"prefill": 3, "decode": decode, "decode_steps": 2}

@@ -206,7 +206,7 @@ def answers(request):
         Trouble("reset"),
         Trouble(429, Retry_After="0.05"),
         Trouble(503),
-        Trouble(0.6),
+        Trouble(2.5),
         b"<html>a proxy</html>",
         b'{"error": {"message": "overloaded"}}',
         b'{"choices": [{"message": null}]}',
@@ -228,7 +228,7 @@ def test_what_passes_is_asked_again(trouble):
         return answers(request)
 
     with serve(say) as chat:
-        records, agent = roll_out(chat.url, instances(3), timeout=0.3)
+        records, agent = roll_out(chat.url, instances(3), timeout=1.5)
     assert len(records) == 3 and not any(record["failed"] for record in records) and not agent.problems
     assert len(chat.heard) == 6
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from trainers.checkpoints import checkpoint
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.trajectory import Step, Trajectory, collate
@@ -85,6 +86,21 @@ def test_gradients_through_the_masked_loss_are_plain_ones(tokenizers, family, lo
         assert (a is None) == (b is None)
         if b is not None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * max(1.0, b.abs().max().item()))
+
+
+@every_family
+def test_recomputed_activations_have_the_same_gradients(tokenizers, family):
+    """Some layers drop out by themselves in training mode."""
+    policy, again = build(tokenizers, family), build(tokenizers, family)
+    batch, found = batch_of([[*range(20, 32), 3, 4, 5], [*range(20, 32), 9]]), []
+    recompute_activations(again.model)
+    for one in (policy, again):
+        logprobs, parameters = one.logprobs(batch)[0], trainable_parameters(one.model)
+        found.append(torch.autograd.grad(logprobs.sum(), parameters, allow_unused=True))
+    for expected, got in zip(*found, strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def logits(model) -> torch.Tensor:
@@ -179,11 +195,12 @@ def test_packed_experts_are_read_as_the_numbers_that_they_stand_for(tokenizers, 
 
 
 def test_a_model_that_reads_images_too_is_one_of_text(tokenizers, tmp_path):
-    """Mistral 3 has no class for text alone."""
+    """Mistral 3 has no class for text alone. Its width is one at which trees are run in rows."""
     text = {
         "model_type": "mistral",
         "vocab_size": len(tokenizers["bytes"]),
-        "hidden_size": 32,
+        "sliding_window": None,
+        "hidden_size": 256,
         "intermediate_size": 64,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
@@ -203,7 +220,11 @@ def test_a_model_that_reads_images_too_is_one_of_text(tokenizers, tmp_path):
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
     common = {"tokenizer": tokenizers["bytes"], "optimizers": [], "step": 1, "extra": {}}
-    policy = load_policy(checkpoint.save(tmp_path / "base", model=model, **common), "cpu")
+    base = checkpoint.save(tmp_path / "base", model=model, **common)
+    policy, adapted = load_policy(base, "cpu"), load_policy(base, "cpu", lora_rank=2)
+    adapted_layers = [name for name, parameter in adapted.model.named_parameters() if parameter.requires_grad]
+    assert len(adapted_layers) == 2 * 7 and all("language_model" in name for name in adapted_layers)
+    assert policy.tree_attention == adapted.tree_attention == "rows"
     assert torch.equal(logits(policy.model), logits(model.eval()))
     done = generate(TransformersEngine(policy, ()), {0: [5, 6, 7]}, 5, 1.0)[0]
     expected = plain_logprobs(policy, [5, 6, 7, *done.tokens])[2:]

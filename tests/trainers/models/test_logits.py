@@ -30,7 +30,7 @@ def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradi
     torch.testing.assert_close(at_once[1], entropy(head(hidden).log_softmax(-1)), check_layout=False)
     rows.clear()
     monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
-    monkeypatch.setattr(logits, "usable_memory", lambda: 32 * 4 * kept)
+    monkeypatch.setattr(logits, "memory_share", lambda: 32 * 4 * kept)
     for a, b in zip(run(), at_once, strict=True):
         torch.testing.assert_close(a, b)
     assert max(rows) == 2 and sum(rows) - 1 == (
@@ -42,7 +42,7 @@ def test_an_entropy_without_a_gradient_is_computed_once(monkeypatch):
     calls = []
     monkeypatch.setattr(logits, "entropy", lambda logprobs: calls.append(1) or entropy(logprobs))
     monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
-    monkeypatch.setattr(logits, "usable_memory", lambda: 0)
+    monkeypatch.setattr(logits, "memory_share", lambda: 0)
     hidden = torch.randn(4, 3, requires_grad=True)
     chosen, _ = logits.token_logprobs(torch.nn.Linear(3, 11), hidden, torch.arange(4), torch.arange(4))
     chosen.sum().backward()
