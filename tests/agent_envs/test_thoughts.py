@@ -126,8 +126,8 @@ def test_a_stop_string_counts_outside_of_thoughts(text, end):
 def test_stop_strings_within_a_long_thought_take_linear_time(monkeypatch):
     chat = make_chat("qwen3.5")
     ids, decode, decoded = chat.encode("so </answer>" * 4000), chat.tokenizer.decode, list[int]()
-    monkeypatch.setattr(chat.tokenizer, "decode", lambda some: decoded.append(len(some)) or decode(some))
     ends_turn, read = StopChecker(chat, ("</answer>",)), list[int]()
+    monkeypatch.setattr(ends_turn, "_decode", lambda some: decoded.append(len(some)) or decode(some))
     for count in (len(ids) // 8, len(ids)):
         decoded.clear()
         assert not any(ends_turn(ids[:n]) for n in range(count - 400, count))
