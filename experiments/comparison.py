@@ -75,11 +75,13 @@ class Comparison:
             if agent in SCRIPTS:
                 return columns.script_player(SCRIPTS[agent])
             policy = load_policy(
-                model, dtype=args.dtype, base_model=base_model or None, chat_template=args.chat_template
-            )
+                model, dtype=args.dtype, base_model=base_model or None, chat_template=args.chat_template,
+                thinking=args.thinking,
+            )  # fmt: skip
             return columns.policy_player(policy, model, args.max_new_tokens, agent.startswith("naive-rag"))
 
-        title, identity = self.recipe.title_of(agent), f"{agent}:{columns.fingerprint(model)}"
+        title = self.recipe.title_of(agent)
+        identity = ":".join([agent, columns.fingerprint(model), args.dtype, args.thinking, args.chat_template])
         rows = columns.evaluate(
             title, self.columns, args.max_new_tokens, folder / "evaluations", identity,
             None if self.read_only else make_player,

@@ -32,7 +32,8 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), starpo.make_args(name)) for name in starpo.NAMES},
 }
-SET_BY_COMPARISON = {"config", "env", "env_kwargs", "seed", "out", "resume"}  # options that a recipe cannot give
+# Options that a recipe cannot give. Programs are not evaluated here, so they cannot be trained.
+SET_BY_COMPARISON = {"config", "env", "env_kwargs", "seed", "out", "resume", "agent", "agent_timeout", "agent_calls"}
 
 
 def names_of(args: Any) -> set[str]:

@@ -32,10 +32,14 @@ class Args(Checks):
     """Repository of the Hugging Face hub to upload to, "NAME" or "USER/NAME", created private. Needs HF_TOKEN or
     hf auth login."""
 
+    def find_base(self, checkpoint: Path) -> str:
+        """Return the base model to load instead of the one that the adapter names, if that is not here; else ""."""
+        return self.base_model if inputs.find_missing_base(checkpoint) else ""
+
     def check_inputs(self) -> None:
         if self.checkpoint is None:
             raise UserError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
-        inputs.check_model(self.checkpoint)
+        inputs.check_model(self.checkpoint, self.find_base(self.checkpoint))
         if not is_written_here(self.checkpoint):
             raise FileNotFoundError(f"{self.checkpoint} is not a checkpoint of a trainer: it needs no export")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
@@ -70,7 +74,8 @@ def main(args: Args) -> Path:
     """
     args.check_inputs()
     assert args.checkpoint is not None, "`check_inputs` asks for it"
-    saved, policy = checkpoint.read_extra(args.checkpoint), load_policy(args.checkpoint, device="cpu")
+    saved, base = checkpoint.read_extra(args.checkpoint), args.find_base(args.checkpoint)
+    policy = load_policy(args.checkpoint, device="cpu", base_model=base or None)
     model, has_lora = policy.model, lora.has_lora(policy.model)
     if args.base_model and not has_lora:
         raise UserError(f"{args.checkpoint} is no LoRA adapter, so it has no base model: leave out {args.base_model}")
@@ -84,8 +89,8 @@ def main(args: Args) -> Path:
     of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()
     texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
     # An adapter's tokenizer is that of its base, unless it was trained with another chat template.
-    base = lora.find_base_model(args.checkpoint) if has_lora else None
-    own = base is None or load_tokenizer(base).chat_template != policy.tokenizer.chat_template
+    base = base or lora.find_base_model(args.checkpoint) or ""
+    own = not has_lora or load_tokenizer(base).chat_template != policy.tokenizer.chat_template
     tokenizer = policy.tokenizer if own else None
     path = checkpoint.save(args.out, model=model, tokenizer=tokenizer, optimizers=[], step=0, extra=kept, texts=texts)
     task = f" --env {saved['env']}" if "env" in saved else ""

@@ -145,17 +145,26 @@ def _check_model_folder(folder: Path, base_model: str) -> None:
         named = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         if base_model:
             check_model(base_model)
-        elif named and hub.is_hub_id(named):
-            hub.check_model(named)
-        elif named and not Path(named).exists():
+        elif missing := find_missing_base(folder):
             raise UserError(
-                f"{folder} is an adapter of {named}, which is not here: give its base model (--base-model, or --model "
+                f"{folder} is an adapter of {missing}, which is not here: give its base model (--base-model, or --model "
                 "with --checkpoint)"
             )
+        elif named and hub.is_hub_id(named):
+            hub.check_model(named)
     elif (folder / "config.json").is_file():
         _read_json(folder / "config.json")
     elif not is_written_here(folder):
         raise UserError(f"{folder} holds no model (no config.json or adapter_config.json): {_WHAT}")
+
+
+def find_missing_base(folder: Path) -> str:
+    """Return the base that an adapter names, if it is neither here nor a hub id; else ""."""
+    from retrieval_index import hub
+
+    config = folder / "adapter_config.json"
+    named = str(_read_json(config).get("base_model_name_or_path") or "") if config.is_file() else ""
+    return "" if hub.is_hub_id(named) or Path(named).exists() else named
 
 
 def _read_json(file: Path) -> dict:

@@ -98,7 +98,7 @@ class FittingArgs:
     max_grad_norm: Positive = option(1.0, config_only=True)
     """Largest norm of the gradient; longer ones are scaled down."""
     held_out: Share = 0.05
-    """Share of the questions held out to measure the loss; 0 for none."""
+    """Share of the questions held out to measure the loss, at most 100 questions; 0 for none."""
     eval_every: Count = 25
     """Gradient steps between measurements of the held-out loss."""
     patience: Natural = 4

@@ -132,6 +132,18 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops", "2 hops"]
 
 
+def test_agents_think_in_the_table_as_in_training(ask, model_folder, monkeypatch):
+    def load(*_, **how):
+        raise InterruptedError(how["thinking"])
+
+    monkeypatch.setattr(comparison, "load_policy", load)
+    words = json.dumps({"model": str(model_folder), "max_new_tokens": 6, "updates": 1, "thinking": "5"})
+    with pytest.raises(InterruptedError, match="5"):
+        compare.main(ask(SMALL, "--arguments", words, "--runs", "base", "--seeds", "3"))
+    with pytest.raises(ValueError, match="agent"):
+        compare.main(ask(SMALL, "--arguments", '{"agent": "examples.openai_agent:solve"}'))
+
+
 def test_a_game(tmp_path, ask, few):
     text = """
     title = "A game"

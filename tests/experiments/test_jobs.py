@@ -15,7 +15,7 @@ class Process:
 
     at_once, most, started = 0, 0, []
 
-    def __init__(self, command, stdout, stderr, env):
+    def __init__(self, command, stdout, stderr, env, start_new_session):
         self.words, self.returncode, self.looks = command[3:], None, 0
         Process.started.append((self.words, env["OMP_NUM_THREADS"]))
         Process.at_once += 1

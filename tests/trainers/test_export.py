@@ -1,6 +1,7 @@
 """Agents for others: small folders that evaluate as the checkpoints that they were made from."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -55,6 +56,18 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     for a, b in zip(trainable_parameters(agent.model), trainable_parameters(policy.model), strict=True):
         assert torch.equal(a, b.to(torch.bfloat16).float())
     assert agent.encode("a b c") == policy.encode("a b c")
+
+
+def test_a_base_that_moved_is_named_and_loaded(base, tmp_path):
+    pytest.importorskip("peft")
+    here, moved = shutil.copytree(base, tmp_path / "here"), tmp_path / "moved"
+    saved = save(load_policy(here, lora_rank=2), tmp_path / "checkpoint-4")
+    here.rename(moved)
+    with pytest.raises(ValueError, match=r"which is not here: give its base model \(--base-model"):
+        export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
+    out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out", base_model=str(moved)))
+    assert not (out / "tokenizer.json").exists()
+    assert evaluator.load_agent(out)[0].encode("a b") == load_policy(moved).encode("a b")
 
 
 def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):

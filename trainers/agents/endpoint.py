@@ -172,7 +172,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
     temperature = body.get("temperature")
     checks = {
         "stop": all(isinstance(string, str) and string for string in stop),
-        "tools": isinstance(tools, list) and all(map(_is_function, tools)),
+        "tools": isinstance(tools, list) and all(map(_is_tool, tools)),
         limit: longest is None or (type(longest) is int and longest >= 1),
         "temperature": temperature is None or isinstance(temperature, int | float),
         "stream_options": isinstance(body.get("stream_options"), dict | None),
@@ -180,14 +180,26 @@ def read_call(body: Mapping[str, Any]) -> Call:
     if wrong := [name for name, is_right in checks.items() if not is_right]:
         raise CallRefused(400, f"{wrong[0]} has no valid value, got {body.get(wrong[0])!r}"[:300])
     return Call(
-        messages=[_read_message(message) for message in messages], tools=tools, stop=stop, max_tokens=longest,
-        temperature=temperature, body=body,
+        messages=[_read_message(message) for message in messages], tools=[_read_tool(tool) for tool in tools], stop=stop,
+        max_tokens=longest, temperature=temperature, body=body,
     )  # fmt: skip
 
 
 def _is_function(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _is_tool(tool: Any) -> bool:
+    schema = _is_function(tool) and (tool["function"].get("parameters") or {})
+    return isinstance(schema, dict) and isinstance(schema.get("properties") or {}, dict)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool that takes no arguments may have no schema; chat templates and readers of calls need one."""
+    schema = dict(tool["function"].get("parameters") or {"type": "object"})
+    schema["properties"] = schema.get("properties") or {}
+    return {"type": "function", "function": {**tool["function"], "parameters": schema}}
 
 
 def _read_message(message: Mapping[str, Any]) -> Message:

@@ -10,15 +10,17 @@ import asyncio
 import hashlib
 import inspect
 import json
+import math
 import os
 import re
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,17 +115,15 @@ class Command:
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True
         ) as process:  # fmt: skip
             assert process.stdin and process.stdout
-            self._running[task.api_key], read = process, threading.Event()
+            self._running[task.api_key] = process
             try:
-                threading.Thread(target=self._end_with, args=(process, read), daemon=True).start()
                 with suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(json.dumps(task.described()).encode())
-                output = process.stdout.read(MOST_OUTPUT + 1)
+                output = _read_output(process, process.stdout.fileno())
                 if len(output) > MOST_OUTPUT:
                     raise ProgramFailed(f"the command printed more than {MOST_OUTPUT:,} bytes")
                 status = process.wait()
             finally:
-                read.set()
                 self.cancel(task)
                 del self._running[task.api_key]
             if status:
@@ -137,13 +137,6 @@ class Command:
         """End the processes of a task."""
         if process := self._running.get(task.api_key):
             _kill(process)
-
-    @staticmethod
-    def _end_with(process: subprocess.Popen[bytes], read: threading.Event) -> None:
-        """End the children of a process soon after it, as they would keep its output open. ``read``: the output has been read."""
-        process.wait()
-        read.wait(LINGER)
-        _kill(process)
 
 
 Program = Function | Command
@@ -168,6 +161,23 @@ def fingerprint(agent: str) -> str:
     """Compute a digest of a function's files, or of those that a command names. What these import is not included."""
     files = [Path(name) for name in load_program(agent).files]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _read_output(process: subprocess.Popen[bytes], file: int) -> bytes:
+    """Read what a process prints, until nobody can print more or ``LINGER`` seconds after its end: its children may keep
+    the output open, even in another group. Stops beyond `MOST_OUTPUT` bytes."""
+    output, end = b"", math.inf
+    with selectors.DefaultSelector() as printed:
+        printed.register(file, selectors.EVENT_READ)
+        while len(output) <= MOST_OUTPUT and time.monotonic() < end:
+            if printed.select(timeout=0.05):
+                part = os.read(file, 2**16)
+                if not part:
+                    break
+                output += part
+            if process.poll() is not None:
+                end = min(end, time.monotonic() + LINGER)
+    return output
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

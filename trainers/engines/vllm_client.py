@@ -23,6 +23,7 @@ from trainers.engines.turns import OpenTurn
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
+from trainers.runtime.retry import ToolsFailed
 
 MAX_CONNECTIONS = 512  # requests that are open at the same time
 TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
@@ -106,7 +107,11 @@ class VLLMClient:
             self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
 
     def _post(self, path: str, body: dict | None = None) -> dict:
-        return self._answer(self._http.post(path, json=body))
+        """Post a request; return the answer. Raises ToolsFailed, on which a run saves what it has learned."""
+        try:
+            return self._answer(self._http.post(path, json=body))
+        except (httpx.HTTPError, RuntimeError, ValueError) as error:
+            raise ToolsFailed(f"the vLLM server at {self._http.base_url} failed: {error}.") from error
 
     def _answer(self, response: httpx.Response) -> dict:
         if response.is_error:

@@ -33,6 +33,7 @@ from trainers.trajectory import BatchRow, Step, to_rows
 
 T = TypeVar("T")
 FILE = DEMONSTRATIONS_FILE
+MOST_HELD_OUT = 100  # questions: measuring the loss of more would take longer than the updates in between
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,14 +220,15 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
 def hold_out(
     demonstrations: list[Demonstration], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Split demonstrations into those to learn from and those of about a ``share`` of the questions, held out; each part has at
-    least one question. If all have one question, as conversations that begin alike, single demonstrations are held out."""
+    """Split demonstrations into those to learn from and those of about a ``share`` of the questions, at most `MOST_HELD_OUT`,
+    held out; each part has at least one. If all have one question, as conversations that begin alike, single demonstrations
+    are held out."""
     by_question = [one.question for one in demonstrations]
     names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
     questions = sorted(set(names))
     if not share or len(questions) < 2:
         return demonstrations, []
-    count = min(max(1, round(share * len(questions))), len(questions) - 1)
+    count = min(max(1, round(share * len(questions))), len(questions) - 1, MOST_HELD_OUT)
     chosen = {questions[i] for i in np.random.default_rng([seed, 1]).permutation(len(questions))[:count]}
     learned = [one for one, name in zip(demonstrations, names, strict=True) if name not in chosen]
     return learned, [one for one, name in zip(demonstrations, names, strict=True) if name in chosen]

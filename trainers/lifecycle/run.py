@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from trainers.algorithms.schedules import learning_rate_factor
-from trainers.checkpoints import run_dir
+from trainers.checkpoints import checkpoint, run_dir
 from trainers.episodes.report.tables import SUMMARY_FILE
 from trainers.inputs import check_sinks
 from trainers.lifecycle.logger import Logger
@@ -30,6 +30,7 @@ from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime import distributed, signals
+from trainers.runtime.integrity import BEST
 from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
@@ -163,6 +164,11 @@ class Run:
         key, sign = evaluation.key, evaluation.sign
         counted = int(evaluation.at_end)  # with at_end, step 0 does not count: some weights must be kept as the best
         scores = [line[key] for line in lines if line["step"] >= counted and line.get(key) is not None]
+        if self.first and checkpoint.is_checkpoint(
+            folder / BEST
+        ):  # it may come from after the checkpoint, before a kill
+            kept = checkpoint.read_extra(folder / BEST)["best"]["score"]
+            scores += [] if kept is None else [kept]
         self.best: float = max(scores, key=lambda score: sign * score, default=-sign * math.inf)
 
     def __enter__(self) -> Self:
@@ -194,7 +200,7 @@ class Run:
                 is_due = not self.evaluation.at_end if ends else self.done % self.args.save_every == 0
                 if is_due:
                     self.save(self.done)
-                if any(distributed.all_gather([signals.received()])):
+                if self._is_to_stop():
                     self.stop(self.done)
                 if ends:
                     break
@@ -219,6 +225,8 @@ class Run:
         wrong = find_not_finite(metrics, {"the policy": self.sampler.model, **self.modules})
         ends = self.evaluation.at_end and (done >= self.updates or self._is_out_of_time())
         if not wrong and (ends or done % self.args.eval_every == 0):
+            if self._is_to_stop():
+                self.save(done)  # before the evaluation, as a kill may come sooner than its end
             try:
                 metrics |= self.evaluation.evaluate(done)
             except ToolsFailed as error:
@@ -257,6 +265,10 @@ class Run:
         """Return the evaluation under its name in the progress bar; empty if there was none."""
         key = self.evaluation.key
         return {f"held-out {key.removeprefix('eval/')}": metrics[key]} if key in metrics else {}
+
+    def _is_to_stop(self) -> bool:
+        """Whether any process has received a signal."""
+        return any(distributed.all_gather([signals.received()]))
 
     def _is_out_of_time(self) -> bool:
         """Whether updates have taken ``max_seconds``, if there is such a limit."""

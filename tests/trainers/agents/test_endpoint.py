@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from trainers.agents.calls import CallRefused, Turn
 from trainers.agents.client import connect
-from trainers.agents.endpoint import BODY_BYTES, Endpoint
+from trainers.agents.endpoint import BODY_BYTES, Endpoint, read_call
 
 CALL = {"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -158,6 +158,7 @@ def test_an_async_function_s_client_answers_too(served):
         ({"response_format": {"type": "json_object"}}, "response_format must be {'type': 'text'} here"),
         ({"functions": [{}]}, "use tools"),
         ({"tools": [{"type": "function"}]}, "tools has no valid value"),
+        ({"tools": [{"function": {"name": "a", "parameters": {"properties": 1}}}]}, "tools has no valid value"),
         ({"stop": [3]}, "stop has no valid value"),
         ({"max_tokens": 0}, "max_tokens has no valid value"),
         ({"max_tokens": True, "max_completion_tokens": None}, "max_tokens has no valid value, got True"),
@@ -173,6 +174,12 @@ def test_what_cannot_be_answered_is_refused_with_a_reason(served, changes, said)
     body = changes if isinstance(changes, bytes) else json.dumps({"messages": HELLO} | changes).encode()
     reply = httpx.post(f"{served[0]}/chat/completions", content=body, headers={"Authorization": "Bearer one"})
     assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}, {"parameters": {"properties": None}}])
+def test_a_tool_without_arguments_needs_no_schema(given):
+    (tool,) = read_call({"messages": HELLO, "tools": [{"function": {"name": "now", **given}}]}).tools
+    assert tool["type"] == "function" and tool["function"]["parameters"]["properties"] == {}
 
 
 def test_a_refusal_of_the_episode(served, client):

@@ -25,6 +25,7 @@ from trainers.engines.vllm_client import VLLMClient
 from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
 from trainers.models import lora
 from trainers.models.policy import Policy
+from trainers.runtime.retry import ToolsFailed
 
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 
@@ -264,8 +265,21 @@ def test_servers_that_will_not_do_are_refused(policy, connect):
     ):
         played = Played(policy)
         setattr(played, path, lambda body, response=response: response)
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(ToolsFailed, match=rf"the vLLM server at http://there failed: .*{said}"):
             connect(policy, (), played)
+
+
+def test_a_server_that_goes_away_ends_a_run_with_a_checkpoint(policy, connect):
+    played = Played(policy)
+    engine = connect(policy, (), played)
+
+    def refuse(body):
+        raise httpx.ConnectError("refused")
+
+    played.completions = refuse
+    engine.submit({0: [5, 6]}, SamplingParams(max_new_tokens=3))
+    with pytest.raises(ToolsFailed, match="failed: refused"):
+        engine.wait()
 
 
 # -- vLLM itself ----------------------------------------------------------------------------------------------------------

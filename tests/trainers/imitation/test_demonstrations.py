@@ -129,6 +129,11 @@ def test_a_question_of_two_sources_is_held_out_of_both(envs, make_policy, tmp_pa
     assert len(learned) + len(held_out) == 40 and any(q in theirs for q in asked)
 
 
+def test_of_many_questions_a_hundred_are_held_out():
+    learned, held_out = demos.hold_out([of_ids(str(i), [1, i]) for i in range(5000)], 0.05, 0)
+    assert (len(learned), len(held_out)) == (4900, 100)
+
+
 def test_one_question_is_held_out_conversation_by_conversation():
     assert demos.hold_out([of_ids("1", [1, 2])], 0.5, 0)[1] == []
     alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]

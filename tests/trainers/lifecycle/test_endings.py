@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -171,6 +172,33 @@ def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch
     assert "checkpoint-1 is removed" in said and "checkpoint-2 is removed" in said
     with pytest.raises(ValueError, match="save_total_limit must be at least 1"):
         grpo.Args(save_total_limit=0)
+
+
+def test_the_best_weights_outlive_a_run_that_goes_on_from_before_them(train, monkeypatch, tmp_path):
+    """On a GPU, updates that are made again end elsewhere."""
+    scores = iter([0.1, 0.2, 0.5, 0.3, 0.4, 0.4])
+    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
+    train(eval_every=1, save_every=1, save_total_limit=9)
+    for lost in ("checkpoint-3", "checkpoint-2"):
+        shutil.rmtree(tmp_path / "run" / lost)
+    train(tmp_path / "run", eval_every=1, save_every=1, save_total_limit=9)
+    assert checkpoint.read_extra(tmp_path / "run" / "best")["best"] == {"update": 2, "score": 0.5}
+
+
+def test_what_a_signal_asks_for_is_saved_before_an_evaluation(train, monkeypatch, tmp_path):
+    def update(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    def evaluate(self, done):
+        return {"eval/em": 0.0} if not done else 1 / 0
+
+    real = grpo.update
+    monkeypatch.setattr(grpo, "update", update)
+    monkeypatch.setattr(RLRun, "evaluate", evaluate)
+    with pytest.raises(ZeroDivisionError):
+        train(eval_every=1)
+    assert checkpoint.latest(tmp_path / "run").name == "checkpoint-1"
 
 
 def test_weights_that_do_no_better_than_the_start_are_not_kept(train, monkeypatch, tmp_path):

@@ -204,6 +204,7 @@ assert task["tools"][0]["function"]["name"] == "search", task
         ("print(found[:5])", ""),
         ("subprocess.Popen(['sleep', '60']); print(found[:5])", ""),
         ("subprocess.Popen('sleep 0.2; echo town', shell=True)", ""),
+        ("print(found[:5], flush=True); subprocess.Popen(['sleep', '8'], start_new_session=True)", ""),
         ('print("broken", file=sys.stderr); sys.exit(4)', "status 4: broken\nbroken"),
         (
             "subprocess.Popen(['sleep', '60']); os.close(1); time.sleep(60)",
