@@ -426,6 +426,8 @@ class TrainArgs(
         self.check_thinking(self.max_new_tokens)
         self.check_unused(self.kl_coef, "without kl_coef", "kl", "kl_target")
         self.check_unused(self.engine == "vllm", "without engine 'vllm'", "vllm_url")
+        self.check_unused(self.engine == "vllm" and not self.vllm_url, "without vLLM in this process", "vllm_kv_gib")
+        self.check_unused(self.agent, "without agent", "agent_timeout", "agent_calls")
         refilled = self.filter in ("mixed", "outcome")
         self.check_unused(refilled, "without filter 'mixed' or 'outcome'", "dynamic_sampling")
         if self.overlong_buffer > self.max_new_tokens:

@@ -148,6 +148,7 @@ from agent_envs.tasks.qa import name_kind
 from agent_envs.utils.scripts import sample_instances
 from retrieval_index import durable
 from trainers.agents import programs
+from trainers.checkpoints import checkpoint
 from trainers.checkpoints.lock import hold_folder
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
@@ -183,6 +184,9 @@ class _Evaluation:
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self.header += f" · program: {args.agent}" * bool(args.agent)
         self._scores: dict[str, np.ndarray] = {}  # by agent, of each question: means over its rollouts
+        saved = [checkpoint.read_extra(path) for path in args.checkpoint if checkpoint.is_written_here(path)]
+        # The most calls of a program's episode: as in training, and the same for all agents.
+        self.agent_calls: int = max((extra["agent_calls"] for extra in saved if "agent_calls" in extra), default=50)
         self.settings = self._choose_settings() if args.api else {}  # for which the answers of an API are valid
         self._unfinished = args.out / ".unfinished"  # if this evaluation is aborted, an earlier one stays whole
         self._writer = EpisodeWriter(self._unfinished)
@@ -237,7 +241,8 @@ class _Evaluation:
         torch.manual_seed(0)  # the same samples, whichever agents came before
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         recorder, done = self._make_recorder(name, policy), 0
-        agent = contextlib.closing(AgentRollout(args.agent)) if args.agent else contextlib.nullcontext()
+        program = AgentRollout(args.agent, max_calls=self.agent_calls) if args.agent else None
+        agent = contextlib.closing(program) if program else contextlib.nullcontext()
         with Progress(len(self.questions) * args.samples, "episodes", name) as progress, agent as roll_out:
 
             def show(episodes: list) -> None:
@@ -308,7 +313,9 @@ class _Evaluation:
                 from trainers.evaluation.api_program import ApiProgram  # imports FastAPI, for this case only
 
                 make = partial(make_envs, args.env, args.env_kwargs, args.split, 1)
-                run = stack.enter_context(contextlib.closing(ApiProgram(args.agent, agent))).run_episode
+                run = stack.enter_context(
+                    contextlib.closing(ApiProgram(args.agent, agent, max_calls=self.agent_calls))
+                ).run_episode
             episodes = [stack.enter_context(contextlib.closing(make())) for _ in range(at_once)]
             agent.run(run, episodes, jobs, keep)
 

@@ -71,6 +71,8 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(seed=True), "seed must be an integer, got True"),
     (grpo, dict(loss_mask="no"), "loss_mask must be True or False, got 'no'"),
     (evaluate, dict(env_kwargs=[1]), r"env_kwargs must be a string, got \[1\]"),
+    (grpo, dict(agent_calls=5), "agent_calls makes no difference without agent"),
+    (grpo, dict(vllm_kv_gib=1.0), "vllm_kv_gib makes no difference without vLLM in this process"),
     (sft, dict(lora_rank=4), "lora_rank makes no difference without a pretrained model"),
 ]
 

@@ -11,9 +11,11 @@ from chat_server import Trouble, serve
 
 from agent_envs.tools import SearchTool
 from trainers import evaluate
+from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.evaluation import api_program
 from trainers.factory import make_envs
+from trainers.models.loading import load_policy
 from trainers.runtime.signals import TrainingStopped
 
 SMALL = '{"entities": 60, "questions": 30}'
@@ -82,6 +84,15 @@ def test_the_same_program_with_a_policy_and_an_api(program, answer_right, model_
     sent = chat.heard[0]
     assert (sent["model"], sent["top_p"], sent["temperature"], "stream" in sent) == ("m", 0.5, 0.5, False)
     assert "as the program asks" in (tmp_path / "there" / "evaluation.md").read_text()
+
+
+def test_a_program_has_as_many_calls_as_in_training(program, model_folder, tmp_path):
+    policy = load_policy(model_folder, "cpu")
+    parts = {"model": policy.model, "tokenizer": policy.tokenizer, "optimizers": [], "step": 1}
+    trained = checkpoint.save(tmp_path / "trained", **parts, extra={"agent_calls": 1})
+    run(tmp_path / "here", checkpoint=(trained,), max_new_tokens=4)
+    records = [one for one in read_episodes(tmp_path / "here" / "episodes.jsonl") if one["agent"] == str(trained)]
+    assert len(records) == 4 and all(len(one["turns"]) == 1 and one["truncated"] for one in records)
 
 
 SCORED = """

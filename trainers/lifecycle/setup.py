@@ -86,10 +86,11 @@ class Setup:
         self.collector.update_weights()
         if self._greedy_at != recorder.origin.step:
             self._greedy_at, self._greedy = recorder.origin.step, {}
+        sampled = partial(self._agent or rollout, top_p=self.args.top_p, min_p=self.args.min_p)  # as in training
         run = partial(
             evaluator.run_policy, self.held_out, self.collector.sampler, self.engine,
             sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens, temperature, recorder,
-            roll_out=self._agent if temperature else self._roll_out_greedily,
+            roll_out=sampled if temperature else self._roll_out_greedily,
         )  # fmt: skip
         return self._make_row(name, lambda: run()[0])
 

@@ -59,7 +59,13 @@ def test_a_loop_of_ones_own(args, monkeypatch):
 def test_a_question_is_rolled_out_once_by_the_same_weights(args, monkeypatch):
     """The evaluations before and after training are part of the table's first and last row."""
     roll_out, greedy = loop_setup.rollout, []
-    monkeypatch.setattr(loop_setup, "rollout", lambda *a, **b: greedy.append(b["questions"]) or roll_out(*a, **b))
+
+    def rolled_out(*args, questions, temperature, **options):
+        if temperature == 0:
+            greedy.append(questions)
+        return roll_out(*args, questions=questions, temperature=temperature, **options)
+
+    monkeypatch.setattr(loop_setup, "rollout", rolled_out)
     args = replace(args, updates=2, eval_every=1, eval_questions=2, final_questions=3, out=args.out)
     with open_setup(args, "mine", "Mine") as setup, RLRun(setup, make_optimizer(setup)) as run:
         for step in run.steps():
