@@ -164,7 +164,7 @@ def fingerprint(agent: str) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], file: int) -> bytes:
-    """Read what a process prints, until nobody can print more or ``LINGER`` seconds after its end: its children may keep
+    """Read what a process prints, until its output is closed, or ``LINGER`` seconds after its end: its children may keep
     the output open, even in another group. Stops beyond `MOST_OUTPUT` bytes."""
     output, end = b"", math.inf
     with selectors.DefaultSelector() as printed:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from transformers.utils import cached_file
 
 from retrieval_index import durable
 from retrieval_index.publish import exchange
@@ -89,6 +90,8 @@ def save(
         with warnings.catch_warnings():  # peft looks for the configuration of a base that may be a GGUF file
             warnings.filterwarnings("ignore", "Could not find a config file")
             model.save_pretrained(staging)
+        if model.name_or_path and getattr(model.config, "vision_config", None) and not hasattr(model, "peft_config"):
+            _copy_processor(model.name_or_path, staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         (staging / CARD_FILE).unlink(missing_ok=True)  # peft's card is empty and names a folder of this machine
@@ -140,6 +143,15 @@ def read_extra(folder: str | Path) -> dict[str, Any]:
     """Read the saved `extra`, without restoring anything. Raises as `load_state` does."""
     verify(folder)
     return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)["extra"])
+
+
+def _copy_processor(path_or_id: str, folder: Path) -> None:
+    """Copy what prepares pictures, without which vLLM takes no model that reads them."""
+    for name in ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"):
+        if found := cached_file(
+            path_or_id, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        ):
+            shutil.copyfile(found, folder / name)
 
 
 def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

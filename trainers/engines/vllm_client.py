@@ -8,7 +8,7 @@ networks. New weights go through a folder for temporary files (``TMPDIR``), whic
 
 import collections
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class VLLMClient:
                     turn.append(token, logprob)
         return turn.completion
 
-    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:
             tensors = {name: weight.to("cpu", self._dtype, copy=True).contiguous() for name, weight in weights}
             save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})

@@ -11,11 +11,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 
 from agent_envs.stopping import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
@@ -120,14 +122,14 @@ class VLLMEngine:
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not give up its prefix cache: keys and values would be those of old weights")
 
-    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
 
 class WeightSync:
     """Pass the model's weights to ``load`` if they changed since the last call: the rollouts of an evaluation share them."""
 
-    def __init__(self, model: PreTrainedModel, load: Callable[[Iterator[tuple[str, torch.Tensor]]], None]):
+    def __init__(self, model: PreTrainedModel, load: Callable[[Iterable[tuple[str, torch.Tensor]]], None]):
         self._model, self._load = model, load
         self._loaded: list[int] = []  # checksums of the weights
 
@@ -137,13 +139,23 @@ class WeightSync:
         sums = [p.detach().flatten().view(torch.int16).sum(dtype=torch.int64) for p in self._model.parameters()]
         now = torch.stack(sums).tolist()
         if now != self._loaded:
-            self._load(merged_weights(self._model))
+            self._load(checkpoint_weights(self._model))
             self._loaded = now
+
+
+def checkpoint_weights(model: PreTrainedModel) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return `merged_weights` by their names in a checkpoint, where the experts of a layer, for example, are not stacked."""
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    if not conversions:  # one after the other, as merged weights take memory
+        return merged_weights(model)
+    return revert_weight_conversion(model, dict(merged_weights(model))).items()
 
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's weights by their names in a checkpoint, with LoRA adapters merged, and a tied head by its own name too.
+    """Yield a model's weights with LoRA adapters merged, and a tied head by its own name too.
 
     Raises:
         ValueError: an adapter is more than plain LoRA.
@@ -158,8 +170,13 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
             continue
         name = name.replace(".base_layer.", ".")
         layer, _, kind = name.rpartition(".")
-        if layer in adapted and kind == "weight":
-            weight, *_ = lora.merged_weight(adapted[layer])
+        if layer in adapted:
+            known = lora.merged_weight(adapted[layer])
+            if not known:
+                raise UserError(
+                    f"vLLM gets merged weights, and the adapter of {layer} is not of a linear layer: take --engine transformers"
+                )
+            weight = known[0] if kind == "weight" else weight
         yield name, weight
 
 

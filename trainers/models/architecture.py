@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,9 +14,10 @@ _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_
 
 
 def find_backbone(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the layers below the head: ``base_model``, or its inner model in Llama 4, where that is the model itself."""
+    """Return the layers below the head, without those for pictures: the decoder of ``base_model``, or its inner model in
+    Llama 4, where that is the model itself."""
     if model.base_model is not model:
-        return model.base_model
+        return cast(PreTrainedModel, model.base_model).get_decoder()
     return next(child for child in model.children() if isinstance(child, PreTrainedModel))
 
 

@@ -122,7 +122,8 @@ class ForwardTokenMeter:
         backbone.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.count += (args[0] if args else kwargs["input_ids"]).numel()
+        ids = args[0] if args else kwargs.get("input_ids")
+        self.count += kwargs["inputs_embeds"][..., 0].numel() if ids is None else ids.numel()
 
 
 def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
@@ -169,8 +170,7 @@ def _find_difference(
     sequences = [BatchRow(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
     batch = collate_rows(sequences, list(range(len(rows))), 0).to(device)
     real = torch.arange(batch.ids.shape[1], device=device) < batch.lengths[:, None]
-    decoder = cast(PreTrainedModel, backbone).get_decoder()  # text goes through no other part, such as one for pictures
-    weights = [p for p in decoder.parameters() if p.requires_grad][:16]  # all of a layer, with its norms
+    weights = [p for p in backbone.parameters() if p.requires_grad][:16]  # all of a layer, with its norms
 
     def values(tree_attention: str) -> list[torch.Tensor]:
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)

@@ -1,5 +1,6 @@
 """A policy from a folder, a GGUF file or a hub id."""
 
+import inspect
 import sys
 import warnings
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -22,7 +24,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from retrieval_index import hub
 from trainers.models import gguf, lora
-from trainers.models.architecture import find_backbone
+from trainers.models.architecture import find_backbone, layer_kinds
 from trainers.models.hidden_states import has_bfloat16_products, round_experts, round_frozen
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
@@ -49,13 +51,10 @@ def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
         return
-    rotary = getattr(find_backbone(model), "rotary_emb", None)
     try:
-        expected = _rotary_angles(rotary, model.device)
+        expected = _rotary_angles(model)
         torch.set_float32_matmul_precision("high")
-        error = max(
-            float((x - y).abs().max()) for x, y in zip(_rotary_angles(rotary, model.device), expected, strict=True)
-        )
+        error = max(float((x - y).abs().max()) for x, y in zip(_rotary_angles(model), expected, strict=True))
     except Exception:  # a model without a rotary embedding, or with another kind
         error = float("inf")
     if error > 1e-3:
@@ -65,8 +64,12 @@ def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
 
 
 @torch.no_grad()
-def _rotary_angles(rotary: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
-    return rotary(torch.zeros(1, device=device), torch.arange(2**13, device=device)[None])
+def _rotary_angles(model: PreTrainedModel) -> list[torch.Tensor]:
+    rotary: Any = find_backbone(model).rotary_emb
+    given = torch.zeros(1, device=model.device), torch.arange(2**13, device=model.device)[None]
+    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    kinds = [(kind,) for kind in sorted(layer_kinds(model.config.get_text_config()))] if by_kind else [()]
+    return [angles for kind in kinds for angles in rotary(*given, *kind)]
 
 
 def load_policy(
@@ -165,10 +168,13 @@ def _to_folder(path_or_id: str | Path, has_template: bool) -> str:
 
 
 def _load_model(folder: str) -> PreTrainedModel:
-    """Load a model in float32, as a class that also reads images if the library has no other for it. Raises ValueError if
-    weights are missing, or packed by a method that is not in `_UNPACKED`."""
+    """Load a whole model in float32, with the layers for images if it has them: without them, it would be saved under other
+    names of its weights. Raises ValueError if weights are missing, or packed by a method that is not in `_UNPACKED`."""
     config = AutoConfig.from_pretrained(folder)
-    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    of_text: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    is_whole = of_text is not None and of_text.config_class is type(config)
+    is_whole |= type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    auto = AutoModelForCausalLM if is_whole else AutoModelForImageTextToText
     packed, options = getattr(config, "quantization_config", None), {}
     if packed is not None:
         method = (packed if isinstance(packed, dict) else packed.to_dict()).get("quant_method")

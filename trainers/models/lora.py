@@ -31,7 +31,8 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     config.exclude_modules = uncalled or None
     _inject(model, config)
-    experts = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "experts" in name)
+    weights = [(name, p) for name, p in model.named_parameters() if p.ndim == 3 and "experts" in name]
+    experts = sum(p.numel() for name, p in weights if ".base_layer." not in name)  # peft adapts those of some types
     if experts:
         share = experts / sum(p.numel() for p in model.parameters())
         kind = type(model).__name__

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_envs.stopping import StopChecker
 from trainers.engines import vllm_client
@@ -22,7 +24,7 @@ from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.sampling import truncate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_client import VLLMClient
-from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
+from trainers.engines.vllm_engine import VLLMEngine, WeightSync, checkpoint_weights, merged_weights
 from trainers.models import lora
 from trainers.models.policy import Policy
 from trainers.runtime.retry import ToolsFailed
@@ -71,10 +73,26 @@ def assert_logprobs(policy: Policy, prompt: list[int], done, temperature=1.0, to
 def test_merged_weights_are_those_of_the_checkpoint(build, tied, tmp_path):
     model = build(tied).model
     model.save_pretrained(tmp_path)
-    saved, found = load_file(tmp_path / "model.safetensors"), dict(merged_weights(model))
+    saved, found = load_file(tmp_path / "model.safetensors"), dict(checkpoint_weights(model))
     assert found.keys() == saved.keys() | {"lm_head.weight"}
     assert all(torch.equal(saved[name], found[name]) for name in saved)
     assert torch.equal(found["lm_head.weight"], model.lm_head.weight)
+
+
+def test_experts_are_sent_by_the_names_of_the_checkpoint(tmp_path):
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50, "head_dim": 8}
+    heads = {"num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes, **heads))
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    found = dict(checkpoint_weights(model))
+    assert found.keys() == saved.keys() and any("experts.3.gate_proj" in name for name in found)
+    assert all(torch.equal(saved[name], found[name]) for name in saved)
+    with warnings.catch_warnings(record=True) as told:
+        lora.add_lora(model, 2, 4)
+    assert not any("frozen" in str(one.message) for one in told)  # peft adapts these experts too
+    with pytest.raises(ValueError, match=r"the adapter of model.layers.0.mlp.experts.* is not of a linear layer"):
+        dict(checkpoint_weights(model))
 
 
 def test_an_adapter_is_merged_once(policy):

@@ -150,9 +150,6 @@ def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make):
             super().__init__()
             self.inner = backbone
 
-        def get_decoder(self):
-            return self.inner
-
         def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=False):
             return self.inner(input_ids, use_cache=False)
 

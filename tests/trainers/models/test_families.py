@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from family_models import EXPERTS, FAMILIES, MIXED, ROWS, batch_of, build, plain_logprobs
+from family_models import DELTA, EXPERTS, FAMILIES, MIXED, ROWS, batch_of, build, plain_logprobs
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
@@ -194,38 +194,53 @@ def test_packed_experts_are_read_as_the_numbers_that_they_stand_for(tokenizers, 
         load_policy(folder, "cpu")
 
 
-def test_a_model_that_reads_images_too_is_one_of_text(tokenizers, tmp_path):
-    """Mistral 3 has no class for text alone. Its width is one at which trees are run in rows."""
-    text = {
-        "model_type": "mistral",
-        "vocab_size": len(tokenizers["bytes"]),
-        "sliding_window": None,
-        "hidden_size": 256,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-    }
-    vision = {
-        "model_type": "pixtral",
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    config = AutoConfig.for_model("mistral3", text_config=text, vision_config=vision)
+TEXT = {
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "sliding_window": None,
+}  # fmt: skip
+PICTURES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 28,
+            "patch_size": 14}  # fmt: skip
+MANY_SIZES = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 4, "deepstack_visual_indexes": []}
+ROTARY = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+WIDE = {**ROTARY, "mrope_section": [8, 12, 12]}
+LINEAR = {**DELTA, "rope_parameters": {**ROTARY, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "vision", "how"),
+    [
+        ("mistral3", {"model_type": "mistral"}, {"model_type": "pixtral"}, "ours"),
+        ("gemma3", {"model_type": "gemma3_text", **MIXED}, {"model_type": "siglip_vision_model"}, "layers"),
+        ("qwen2_5_vl", {"model_type": "qwen2_5_vl_text", "head_dim": 64, "rope_parameters": WIDE}, MANY_SIZES, "layers"),
+        ("qwen3_vl", {"model_type": "qwen3_vl_text", "rope_parameters": ROTARY}, MANY_SIZES, "layers"),
+        ("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR}, MANY_SIZES, "library"),
+    ],
+)  # fmt: skip
+def test_a_model_that_reads_pictures_too_is_one_of_text(tokenizers, tmp_path, family, text, vision, how):
+    """As wide as those whose trees run in rows. Its layers for pictures are loaded and saved, and nothing else."""
+    size = {"hidden_size": 256, "vocab_size": len(tokenizers["bytes"])}
+    vision = (PICTURES if vision.keys() == {"model_type"} else {"out_hidden_size": 256}) | vision
+    config = AutoConfig.for_model(family, text_config={**TEXT, **size, **text}, vision_config=vision)
+    config.get_text_config().eos_token_id = config.eos_token_id = tokenizers["bytes"].eos_token_id
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
     common = {"tokenizer": tokenizers["bytes"], "optimizers": [], "step": 1, "extra": {}}
     base = checkpoint.save(tmp_path / "base", model=model, **common)
-    policy, adapted = load_policy(base, "cpu"), load_policy(base, "cpu", lora_rank=2)
-    adapted_layers = [name for name, parameter in adapted.model.named_parameters() if parameter.requires_grad]
-    assert len(adapted_layers) == 2 * 7 and all("language_model" in name for name in adapted_layers)
-    assert policy.tree_attention == adapted.tree_attention == "rows"
+    (base / "preprocessor_config.json").write_text("{}")
+    with warnings.catch_warnings(action="ignore"):
+        policy, adapted = load_policy(base, "cpu"), load_policy(base, "cpu", lora_rank=2)
+        engine = TransformersEngine(policy, ())
+    assert type(policy.model) is type(model) and engine.runner._runs_as_llama == (how == "ours")
     assert torch.equal(logits(policy.model), logits(model.eval()))
-    done = generate(TransformersEngine(policy, ()), {0: [5, 6, 7]}, 5, 1.0)[0]
-    expected = plain_logprobs(policy, [5, 6, 7, *done.tokens])[2:]
-    torch.testing.assert_close(torch.tensor(done.logprobs), expected, rtol=0, atol=1e-4)
+    adapted_layers = {name for name, parameter in adapted.model.named_parameters() if parameter.requires_grad}
+    assert adapted_layers and all("language_model" in name for name in adapted_layers)
+    trees = "" if how == "library" or "sliding_window" in text else "rows"
+    assert policy.tree_attention == adapted.tree_attention == trees
+    for prompt in ([5, 6, 7], [*range(40, 70)]):
+        done = generate(engine, {0: prompt}, 5, 1.0)[0]
+        expected = plain_logprobs(policy, [*prompt, *done.tokens])[len(prompt) - 1 :]
+        torch.testing.assert_close(torch.tensor(done.logprobs), expected, rtol=0, atol=1e-4)
+    again = checkpoint.save(tmp_path / "again", model=policy.model, **common)
+    assert (again / "preprocessor_config.json").exists()
+    names = [load_file(folder / "model.safetensors").keys() for folder in (base, again)]
+    assert names[0] == names[1] and any("visual" in name or "vision" in name for name in names[0])
