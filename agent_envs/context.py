@@ -6,13 +6,19 @@ rewriting maps the whole conversation to a context after every turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
+from agent_envs.formats import Native
+from agent_envs.formats.json_text import dumps
+
 Messages = list[dict[str, str]]
 Rewriting = Callable[[Messages], Messages]
 _INERT = str.maketrans("<>", "‹›")
+_NATIVE = Native([])
+_THOUGHT = re.compile(r"(?:.*?</think>)?(?:\s*Thought:.*?(?=^Action:))?", re.DOTALL | re.MULTILINE)  # always matches
 _LINE = 200  # characters of a turn, and of its observation, that a summary keeps
 
 
@@ -59,7 +65,7 @@ def keep_last(messages: Messages, turns: int) -> Messages:
 
 
 def summarise(messages: Messages, turns: int) -> Messages:
-    """Apply `keep_last`, and add to the task one line for each turn left out."""
+    """Apply `keep_last`, and add to the task one line for each turn left out, without its thought."""
     task, *kept = keep_last(messages, turns)
     left_out = messages[1 : len(messages) - len(kept)]
     if not left_out:
@@ -74,6 +80,13 @@ _KINDS = {"window": keep_last, "summary": summarise}
 
 
 def _short(message: dict[str, str]) -> str:
+    text = message["content"]
+    if message["role"] == "user":
+        text = " ".join(str(reply["content"]) for reply in _NATIVE.messages(text))
+    elif calls := _NATIVE.parse(text).calls:
+        text = " ".join(f"{call.name} {dumps(call.arguments)}" for call in calls)
+    else:
+        text = _THOUGHT.sub("", text, count=1)
     # The text of a tool is outside of its block here, so it must not look like a block or a turn.
-    text = " ".join(message["content"][: 4 * _LINE].translate(_INERT).split())
+    text = " ".join(text[: 4 * _LINE].translate(_INERT).split())
     return text if len(text) <= _LINE else text[: _LINE - 1] + "…"

@@ -1,18 +1,17 @@
 """Answer, support and joint metrics of the benchmarks, as pure functions.
 
 They follow the official scripts: `hotpot_evaluate_v1.py` (HotpotQA), `2wikimultihop_evaluate_v1.1.py` (2WikiMultihopQA, with
-aliases), `metrics/answer.py` with `evaluate_v1.0.py` (MuSiQue, with aliases), `orqa/utils/eval_utils.py` (NQ-open),
-`triviaqa_evaluation.py` (TriviaQA) and `grade_school_math/dataset.py` (GSM8K). They differ in how an answer is normalised:
-`normalizer(benchmark)` returns that function, and every answer metric takes it. Bamboogle and PopQA have no such script and are
-scored like HotpotQA, as in Search-R1; `substring_match` is close to PopQA's own accuracy.
+aliases), `metrics/answer.py` with `evaluate_v1.0.py` (MuSiQue, with aliases), `orqa/utils/eval_utils.py` (NQ-open)
+and `triviaqa_evaluation.py` (TriviaQA). They differ in how an answer is normalised: `normalizer(benchmark)` returns that
+function, and every answer metric takes it. Bamboogle and PopQA have no such script and are scored like HotpotQA, as in
+Search-R1; `substring_match` is close to PopQA's own accuracy.
 
-Differences from the scripts; the first three are stricter, the last one is not:
+Differences from the scripts, all of them stricter:
 
 - A gold that normalises to nothing ("A+", "The", "!!!") is compared as written, without case and outer white space. The scripts
   give full marks for an empty answer, or for "the". A prediction that normalises to nothing matches no other gold.
 - HotpotQA's rule for yes, no and noanswer holds for the F1 of all benchmarks; of the other scripts only 2WikiMultihopQA's has it.
 - An empty gold support set scores 0; the scripts count exact match for predicting nothing.
-- GSM8K's numbers are compared as numbers, so 8.0 is 8. The prediction needs no mark ####.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import numpy as np
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_STATED = re.compile(r"#### ?(-?[0-9.,]+)")
 _BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)|$)")  # A+ is a grade, a=b a formula, vitamin A a name
 _SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
 _LOOSE_MINUS = re.compile(
@@ -43,7 +41,6 @@ _MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, A-, Ca2+, C#, 2+3, 3,5 and 
     r"|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
     r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)%])[<>=](?=[\w($€£¥₹₿∞π√.+=-])"
 )
-_NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
 
 
@@ -74,22 +71,6 @@ def normalize_triviaqa(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_SPACED)).split())
 
 
-def normalize_number(text: str) -> str:
-    """Normalise for GSM8K: the number after ####, or the text if it is a number, in its shortest spelling; else "".
-
-    Commas and $ are dropped. "$1,200.50", "1200.5" and "... so #### 1200.50 dollars" give "1200.5"; "167%" is not the
-    number 167, and gives "".
-    """
-    stated = _STATED.search(text)
-    bare = re.sub("[,$]", "", stated[1] if stated else text).strip()
-    parts = _NUMBER.fullmatch(bare)
-    if not parts or not any(map(str.isdigit, bare)):
-        return ""
-    sign, whole, decimals = parts[1], parts[2].lstrip("0"), (parts[3] or "").rstrip("0")
-    number = f"{whole or 0}.{decimals}" if decimals else whole or "0"
-    return number if number == "0" else sign + number
-
-
 def normalize_own(text: str) -> str:
     """Normalise for your own questions: as `normalize_answer`, but punctuation with a meaning stays.
 
@@ -107,7 +88,6 @@ Normalizer = Callable[[str], str]
 _NORMALIZERS: Mapping[str, Normalizer] = {
     "nq": normalize_nq,
     "triviaqa": normalize_triviaqa,
-    "gsm8k": normalize_number,
     "own": normalize_own,
 }
 
@@ -115,12 +95,6 @@ _NORMALIZERS: Mapping[str, Normalizer] = {
 def normalizer(benchmark: str) -> Normalizer:
     """Return the normalisation of a benchmark's official script."""
     return _NORMALIZERS.get(benchmark, normalize_answer)
-
-
-def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """Return 1.0 if the prediction equals a gold answer or alias."""
-    normalized, bare = _normalize_golds(golds, normalize)
-    return float(normalize(prediction) in normalized or _is_bare(prediction, bare))
 
 
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
@@ -204,8 +178,7 @@ def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> tuple[list[
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")
     normalized = [(gold, normalize(gold)) for gold in golds]
-    # Golds such as "none", of which only `normalize_number` leaves nothing, are not among the latter.
-    bare = (gold.strip().lower() for gold, left in normalized if not left and not normalize_answer(gold))
+    bare = (gold.strip().lower() for gold, left in normalized if not left)
     return [left for _, left in normalized if left], {*bare} - {""}
 
 

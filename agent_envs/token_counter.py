@@ -38,10 +38,14 @@ def _load_tokenizer(name: str) -> Any:
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
         if path.is_file():
-            return tokenizers.Tokenizer.from_file(str(path))
-        if hub.is_hub_id(name):
-            hub.check_model(name, "tokenizer.json")
-        return tokenizers.Tokenizer.from_pretrained(name)
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        else:
+            if hub.is_hub_id(name):
+                hub.check_model(name, "tokenizer.json")
+            tokenizer = tokenizers.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception
         message = f"tokenizer must be a folder with tokenizer.json or a hub id, got {name!r}: {error}"
         raise ValueError(message) from error
+    tokenizer.no_truncation()  # the file may store both
+    tokenizer.no_padding()
+    return tokenizer

@@ -13,7 +13,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from agent_envs.integrations import Episode
+from agent_envs.integrations import Episode, take_message
 
 
 class StandIn(BaseHTTPRequestHandler):
@@ -41,12 +41,10 @@ def play(client, seed: int) -> tuple[list[dict], float]:
     messages = episode.start(seed)
     while not episode.done:
         answer = client.chat.completions.create(model="stand-in", messages=messages, tools=episode.tools)
-        said = answer.choices[0].message
-        calls = said.tool_calls or []
-        reply = episode.call([(call.function.name, json.loads(call.function.arguments)) for call in calls])
-        messages.append(said.model_dump(exclude_none=True))
-        results = zip(calls, reply.results, strict=False)  # an answer has no result: it ends the episode
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in results]
+        said = answer.choices[0]
+        message = said.message.model_dump(exclude_none=True)
+        _, back = take_message(episode, message, cut=said.finish_reason == "length")
+        messages += [message, *back]
     return messages, episode.metrics["score"]
 
 
@@ -58,7 +56,7 @@ def main(out: str = "", quick: bool = False) -> None:
     client = OpenAI(base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key="none")
     played = [play(client, seed) for seed in range(4 if quick else 100)]
     for message in played[0][0]:
-        print(f"{message['role']}: {message.get('content') or message['tool_calls'][0]['function']}")
+        print(f"{message['role']}: {message.get('content') or message.get('tool_calls')}")
     print(f"exact match in {len(played)} episodes: {sum(score for _, score in played) / len(played):.2f}")
     server.shutdown()
 

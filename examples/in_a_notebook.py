@@ -1,11 +1,10 @@
-"""The trainers as functions, for a notebook: each "# %%" is a cell, and every command has an `Args` and a `main`.
+"""The trainers as functions, for a notebook or a script: every command has an `Args` and a `main`.
 
 The example trains, reads the metrics, loads the checkpoint, rolls out one episode with it turn by turn, and evaluates it.
 
-    python examples/in_a_notebook.py [--quick]        # or open it as a notebook (VS Code, jupytext)
+    python examples/in_a_notebook.py [--quick]
 """
 
-# %% Settings: the options of the command line under their own names
 import json
 import sys
 from pathlib import Path
@@ -26,15 +25,15 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     world = json.dumps({"entities": 150, "questions": 100} if quick else {})
     args = grpo.Args(env="AgentR1/MiniWiki-v0", env_kwargs=world, out=Path(out) / "run", **(QUICK if quick else {}))
 
-    # %% Train: returns what summary.json holds
+    # Train: returns what summary.json holds
     summary = grpo.main(args)
     print({row["name"]: row["em"] for row in summary["rows"]})
 
-    # %% The curve: one line for each update; docs/report.md explains the names
+    # The curve: one line for each update; docs/report.md explains the names
     lines = read_metrics(args.out / "metrics.jsonl")
     print("held out:", {line["step"]: line["eval/em"] for line in lines if "eval/em" in line})
 
-    # %% Roll out the checkpoint by greedy decoding: one episode, on held-out question 0
+    # Roll out the checkpoint by greedy decoding: one episode, on held-out question 0
     folder = args.out / f"checkpoint-{args.updates}"
     policy, longest = evaluator.load_agent(folder)
     envs = make_envs(args.env, args.env_kwargs, "validation", 1)
@@ -43,7 +42,7 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     for turn in transcripts[0]:
         print(turn.get("observation", "")[:80], "->", turn.get("action", turn))
 
-    # %% The table with baselines, also written to evaluation.md
+    # The table with baselines, also written to evaluation.md
     rows = evaluate.main(
         evaluate.Args(env_kwargs=world, checkpoint=(folder,), questions=4 if quick else 200, out=Path(out) / "table")
     )

@@ -173,7 +173,7 @@ def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options
         for number in range(manifest["parameters"]["shards"]):
             part = folder / f"shard-{number}"
             shards.append(_open(part, store.read_manifest(part), verify, options))
-            if isinstance(shards[0], DenseIndex) and shards[0].parameters["encoder"] != "tfidf-svd":
+            if isinstance(shards[0], DenseIndex) and shards[0].parameters.get("encoder") != "tfidf-svd":
                 options = options | {"encoder": shards[0].encoder}  # load the model only once
         if isinstance(shards[0], DenseIndex):
             for shard in shards:

@@ -57,8 +57,8 @@ def unescape(text: str) -> str:
 
 
 def title_from(text: str) -> str:
-    """Make a title for a passage that has none: the first six words of its text."""
-    return " ".join(text.split()[:6])
+    """Make a title for a passage that has none: the first six words of its text, at most 80 characters."""
+    return " ".join(text.split()[:6])[:80]
 
 
 def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:

@@ -109,27 +109,28 @@ class DenseIndex(Index):
 
 def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | None) -> Encoder:
     """Return the encoder of an index, ``given`` or opened; raises ValueError if the index was built with another."""
-    if parameters["encoder"] == "tfidf-svd":
+    if (kind := parameters.get("encoder")) == "tfidf-svd":
         if given not in (None, "svd"):
             raise ValueError(f"{folder} was built with an encoder of its own, which it holds: give no other")
         return SvdEncoder.open(folder)
-    if given is None and parameters["encoder"] != "sentence-transformers":
-        raise ValueError(f"{folder} was built with the encoder {parameters['encoder']!r}: pass it as encoder=")
+    if given is None and kind != "sentence-transformers":
+        raise ValueError(f"{folder} was built with the encoder {kind!r}: pass it as encoder=")
     encoder = given if given is not None else parameters["model"]
     if isinstance(encoder, str | Path):
-        prefixes = {name: parameters[name] for name in ("query_prefix", "passage_prefix")}
+        prefixes = {name: parameters.get(name) for name in ("query_prefix", "passage_prefix")}
         try:
             encoder = PretrainedEncoder(encoder, **prefixes)
         except ValueError as error:
             raise ValueError(
                 f"the model that {folder} was built with: {error}. Pass encoder= (--encoder PATH)"
             ) from None
+    own = json.loads(json.dumps(encoder.parameters))  # as the manifest holds them: a tuple is a list
     for name in parameters:
         where = ("model", "factory", "search")  # these may differ: a model may have moved
-        if name not in where and encoder.parameters.get(name) != parameters[name]:
+        if name not in where and own.get(name) != parameters[name]:
             raise ValueError(
                 f"{folder} was built with another encoder: its {name} was {parameters[name]!r}, and is "
-                f"{encoder.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
+                f"{own.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
             )
     return encoder
 

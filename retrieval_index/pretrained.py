@@ -18,6 +18,11 @@ from retrieval_index import hub
 
 BATCH = 64
 _NOT_LOADED = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]  # not downloaded
+_HASHED = [
+    *("modules.json", "config.json", "sentence_*_config.json", "router_config.json", "wordembedding_config.json"),
+    *("lstm_config.json", "cnn_config.json", "*tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model"),
+]
 _BGE = "Represent this sentence for searching relevant passages: "
 
 
@@ -98,7 +103,7 @@ def fingerprint(folder: Path) -> str:
     model has weights in two formats, only the one that is loaded counts."""
     parts = {folder, *(folder / module["path"] for module in _read_json(folder / "modules.json"))}
     files = {path for part in parts for path in _weights(part)}
-    files |= {path for part in parts for kind in ("*.json", "*.txt", "*.model") for path in part.glob(kind)}
+    files |= {path for part in parts for kind in _HASHED for path in part.glob(kind)}
     digest = hashlib.sha256()
     for path in sorted(files):
         with open(path, "rb") as content:
@@ -130,7 +135,7 @@ def _folder_of(model: str) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with contextlib.suppress(LocalEntryNotFoundError):
-        folder = Path(snapshot_download(model, local_files_only=True))
+        folder = Path(snapshot_download(model, local_files_only=True, ignore_patterns=_NOT_LOADED))
         if (folder / "modules.json").is_file() or _weights(folder):  # otherwise only a part of it was fetched
             return folder
     hub.check_model(model)

@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -70,6 +71,27 @@ def test_it_runs_and_says_what_it_promises(name, no_trace, tmp_path, capfd):
     load(name).main(out=str(tmp_path / "run"), quick=True)
     said = capfd.readouterr().out
     assert [phrase for phrase in SAID[name] if phrase not in said] == [], said
+
+
+def test_the_api_model_may_say_anything(no_trace):
+    chat = pytest.importorskip("openai.types.chat")
+
+    def call(id, arguments, name="search"):
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    found, answered = call("1", '{"query": "a town"}'), call("3", '{"text": "Rome"}', "answer")
+    said = [{"content": "hm"}, {"tool_calls": [found, call("2", "{broken")]}, {"tool_calls": [found, found]}]
+    turns = iter([*said, {"tool_calls": [answered]}])
+
+    def create(**_):
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None, **next(turns)}}
+        head = {"id": "x", "object": "chat.completion", "created": 0, "model": "x"}
+        return chat.ChatCompletion.model_validate({**head, "choices": [choice]})
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    messages, score = load("api_model").play(client, 0)
+    roles = "assistant user assistant tool tool assistant tool tool assistant".split()
+    assert [message["role"] for message in messages[2:]] == roles and score == 0
 
 
 def test_each_is_tested_documented_and_short():

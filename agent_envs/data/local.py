@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from agent_envs.data.catalog import ALIASES_FILE, CATALOG, parser_of
 from agent_envs.data.question import Question, numbered_records
 from agent_envs.data.rows import parse_records
@@ -216,14 +218,20 @@ def _index_once(corpus: Path, cache: Path) -> Corpus | None:
         return None
     contents = hashlib.blake2b(digest_size=16)
     for file in files:
+        titled = file.suffix.lower() in (".txt", ".md")  # by its name
+        name = file.relative_to(corpus if corpus.is_dir() else corpus.parent) if titled else file.suffix
         with open(file, "rb") as content:
-            contents.update(hashlib.file_digest(content, "blake2b").digest() + file.suffix.encode())
+            contents.update(hashlib.file_digest(content, "blake2b").digest() + os.fsencode(name))
     folder = cache / "indexes" / contents.hexdigest()
     try:
         with suppress(FileNotFoundError, IndexCorrupt):
             return open_index(folder).corpus
-        build_folder(corpus, folder, progress=True)
-        return open_index(folder).corpus
+        durable.make_folder(folder.parent)
+        with FileLock(folder.with_name(f".{folder.name}.wait")):
+            with suppress(FileNotFoundError, IndexCorrupt):  # another process may have built it
+                return open_index(folder).corpus
+            build_folder(corpus, folder, progress=True)
+            return open_index(folder).corpus
     except OSError as error:
         warnings.warn(f"the index of {corpus} is not kept, and is built anew each time: {error}", stacklevel=2)
         return None

@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -35,6 +35,7 @@ def load_own(
     name: str = "",
     holdout: int = 0,
     split_seed: int = 0,
+    indexed: Callable[[], Iterable[Passage] | None] = lambda: None,
 ) -> Benchmark:
     """Load your questions of a split, and the passages to search (none if an index has them).
 
@@ -49,6 +50,7 @@ def load_own(
         holdout: 0 follows the files or rows, or else holds out one question in ``HOLDOUT``. n always holds out one in n of
             the training questions; 1 all of them.
         split_seed: seed of the draw of held-out questions.
+        indexed: returns the passages of ``index``; None for a server, which ``supporting_ids`` cannot refer to.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or nothing to search.
@@ -75,7 +77,9 @@ def load_own(
             f"{called}: there is nothing to search: give corpus=FILE_OR_FOLDER or index=FOLDER_OR_URL, put passages.jsonl "
             "beside the questions, or give each question its contexts"
         )
-    parts, how = _split(_resolve_support(loaded, passages, called), called, holdout, split_seed)
+    if loaded.supporting_ids:
+        loaded = _resolve_support(loaded, indexed() if index else passages, called)
+    parts, how = _split(loaded, called, holdout, split_seed)
     if not parts[split]:
         raise ValueError(
             f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {how}: give more of them, or "
@@ -178,10 +182,14 @@ def _parse(record: Record) -> Parsed:
     return parsed._replace(question=replace(parsed.question, id=f"{parsed.benchmark}/{parsed.question.id}"))
 
 
-def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) -> _Loaded:
+def _resolve_support(loaded: _Loaded, passages: Iterable[Passage] | None, name: str) -> _Loaded:
     """The same questions with the titles and texts of the passages that their ``supporting_ids`` name."""
+    if passages is None:
+        advice = "give supporting_titles, or the folder of the index"
+        warnings.warn(f"{name}: supporting_ids need a local index, not a server: {advice}", stacklevel=3)
+        return loaded
     wanted = {id for ids in loaded.supporting_ids.values() for id in ids}
-    found = {passage.id: passage for passage in passages if passage.id in wanted} if wanted else {}
+    found = {passage.id: passage for passage in passages if passage.id in wanted}
     if missing := sorted(wanted - found.keys()):
         count = f"{len(missing)} of {len(wanted)}"
         warnings.warn(f"{name}: {count} supporting_ids are not in the corpus: {missing[0]!r}", stacklevel=3)

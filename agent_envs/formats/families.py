@@ -183,12 +183,12 @@ def kinds_of(schema: Any) -> set[str]:
     """Return the types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, dict):
         return set()
-    if options := schema.get("anyOf") or schema.get("oneOf"):
+    options, enum, kind = schema.get("anyOf") or schema.get("oneOf"), schema.get("enum"), schema.get("type")
+    if isinstance(options, list) and options:
         return set().union(*map(kinds_of, options)) if all(map(kinds_of, options)) else set()
-    if "enum" in schema and all(isinstance(option, str) for option in schema["enum"]):
+    if isinstance(enum, list) and all(isinstance(option, str) for option in enum):
         return {"string"}
-    kind = schema.get("type", [])
-    return {kind} if isinstance(kind, str) else set(kind)
+    return {name for name in (kind if isinstance(kind, list) else [kind]) if isinstance(name, str)}
 
 
 # -- Gemma -------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,10 @@ FAMILIES = (
     Family("Mistral", _read_list("[TOOL_CALLS]", "", "arguments"), ("[TOOL_CALLS]", "[TOOL_RESULTS]"), ("[THINK]", "[/THINK]")),
     Family("Granite", _read_list("<|tool_call|>", "", "arguments"), ("<|tool_call|>",)),
     Family("Phi-4", _read_list("<|tool_call|>", "<|/tool_call|>", "arguments"), ("<|tool_call|>", "<|/tool_call|>")),
-    Family("Cohere", _read_list("<|START_ACTION|>", "<|END_ACTION|>", "parameters"), ("<|START_ACTION|>",)),
+    Family(
+        "Cohere", _read_list("<|START_ACTION|>", "<|END_ACTION|>", "parameters"), ("<|START_ACTION|>",),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
     Family(
         "Gemma 4", _read_gemma("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|tool_call>", "<|tool_response>"),
         ("<|channel>thought\n", "<channel|>"), ends=("<|tool_response>", "<turn|>"),

@@ -1,12 +1,12 @@
 """Function calls in the form of the chat API, which chat templates and APIs translate to a model's own syntax."""
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from agent_envs.formats.base import Format, Malformed, Unfinished, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import split_thought
-from agent_envs.formats.json_text import dumps, function_schema, read_object
+from agent_envs.formats.json_text import dumps, function_schema, read_object, read_value
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
@@ -110,7 +110,16 @@ class Native(Format):
         }  # fmt: skip
 
     def messages(self, observation: str) -> list[dict[str, Any]]:
-        return json.loads(observation)
+        """Convert a reply to messages of a chat; any other text is a message of the user."""
+        with suppress(Malformed):
+            made = read_value(observation, "")
+            if (
+                made
+                and isinstance(made, list)
+                and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in made)
+            ):
+                return made
+        return [{"role": "user", "content": observation}]
 
 
 def _read_answer(call: ToolCall) -> str:

@@ -11,14 +11,15 @@ import asyncio
 import itertools
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import gymnasium
 import verifiers.v1 as vf
 from openai import APIError, AsyncOpenAI
 from pydantic import Field, model_validator
 
 from agent_envs.integrations.episode import Episode, take_message
+from agent_envs.integrations.hosting import find_spec
 from agent_envs.registration import full_id
 
 
@@ -34,10 +35,7 @@ class AgentR1Config(vf.TasksetConfig):
 
     @model_validator(mode="after")
     def _check_id(self) -> "AgentR1Config":
-        try:
-            gymnasium.spec(full_id(self.env))
-        except gymnasium.error.Error as error:
-            raise ValueError(str(error)) from error
+        find_spec(self.env)
         return self
 
 
@@ -112,31 +110,31 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
             raise ValueError("this harness runs only the tasks of agent-r1-envs")
         recorded = trace.info
         recorded["turn_rewards"], recorded["metrics"] = [], {"score": 0.0}
-        episode = await asyncio.to_thread(data.make_episode)
-        # The randomness after the start differs between the rollouts of a question.
-        await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
-        pairs = ("system", data.system_prompt), ("user", data.prompt)
-        messages = [{"role": role, "content": content} for role, content in pairs if content]
-        opening = messages[:-1]
-        options = {"tools": episode.tools} if data.native else {}
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
-            while not episode.done:
-                try:
-                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
-                except APIError as error:  # a limit of the run, or of the model; the trace knows which
-                    return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
-                message = answer.choices[0].message.model_dump(exclude_none=True)
-                cut = answer.choices[0].finish_reason == "length"
-                if not data.native:
-                    message["content"], cut = episode.end_turn(message.get("content", ""), cut=cut)
-                reply, back = await asyncio.to_thread(take_message, episode, message, cut=cut)
-                if reply.metrics["tool_faults"]:
-                    raise vf.ToolsetError("a tool failed, so the episode shows nothing about the model")
-                recorded["turn_rewards"] = list(episode.rewards)
-                recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
-                messages += [message, *back]
-                if reply.context is not None:
-                    messages = opening + reply.context
+        with closing(await asyncio.to_thread(data.make_episode)) as episode:
+            # The randomness after the start differs between the rollouts of a question.
+            await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
+            pairs = ("system", data.system_prompt), ("user", data.prompt)
+            messages = [{"role": role, "content": content} for role, content in pairs if content]
+            opening = messages[:-1]
+            options = {"tools": episode.tools} if data.native else {}
+            async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+                while not episode.done:
+                    try:
+                        answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
+                    except APIError as error:  # a limit of the run, or of the model; the trace knows which
+                        return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+                    message = answer.choices[0].message.model_dump(exclude_none=True)
+                    cut = answer.choices[0].finish_reason == "length"
+                    if not data.native:
+                        message["content"], cut = episode.end_turn(message.get("content", ""), cut=cut)
+                    reply, back = await asyncio.to_thread(take_message, episode, message, cut=cut)
+                    if reply.metrics["tool_faults"]:
+                        raise vf.ToolsetError("a tool failed, so the episode shows nothing about the model")
+                    recorded["turn_rewards"] = list(episode.rewards)
+                    recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
+                    messages += [message, *back]
+                    if reply.context is not None:
+                        messages = opening + reply.context
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 

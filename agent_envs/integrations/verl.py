@@ -76,7 +76,7 @@ class AgentR1Loop(AgentLoopBase):
             raise ValueError("a row without a seed: train on agent_envs.integrations.verl.dataset(id, n)")
         episode = make_in_split(self._id, extra_info.get("split", ""), **self._env_kwargs)
         try:
-            question = (self._id, str(row["raw_prompt"]))
+            question = (self._id, extra_info.get("split"), int(extra_info["seed"]))
             attempt, self._attempts[question] = self._attempts[question], self._attempts[question] + 1
             start = int(extra_info["seed"]), _FIRST_ATTEMPT + attempt
             run = partial(self._run, episode, sampling_params, start, row["raw_prompt"])

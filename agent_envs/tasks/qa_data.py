@@ -169,7 +169,12 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
 
 def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", split_seed=0) -> QATask:
     where = {"corpus": corpus, "index": index}
-    found = own.load_own(data, split=split, name=name, holdout=holdout, split_seed=split_seed, **where)
+    draw = {"holdout": holdout, "split_seed": split_seed}
+
+    def indexed() -> Sequence[retrieval_index.Passage] | None:
+        return getattr(_open(str(index), stamp(index)), "corpus", None)
+
+    found = own.load_own(data, split=split, name=name, indexed=indexed, **where, **draw)
     return _with_searcher("own", found, index)
 
 

@@ -29,7 +29,7 @@ class FunctionTool:
     a tool failure. Calls of one turn run in order; those of one async function run together.
 
     Args:
-        function: sync or async, with named parameters only.
+        function: sync or async, with named parameters only. The agent cannot set those that a `functools.partial` binds.
         name: name of the tool, instead of the function's own.
         timeout: seconds per call, which then runs in a thread; a sync function continues there after the timeout.
         max_output: characters of the result that the agent reads.
@@ -49,7 +49,7 @@ class FunctionTool:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
         if self.max_output < 1:
             raise ValueError(f"max_output must be at least 1, got {self.max_output}")
-        object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", ""))
+        object.__setattr__(self, "name", self.name or getattr(_unbound(self.function), "__name__", ""))
         if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", self.name, re.ASCII):
             raise ValueError(f"a tool's name is made of letters, digits, '_', '-' and '.', got {self.name!r}")
         # A function that cannot be described is rejected here and not in the middle of an episode.
@@ -61,7 +61,7 @@ class FunctionTool:
     @cached_property
     def description(self) -> str:
         """The first paragraph of the function's docstring, on one line."""
-        return " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())
+        return " ".join((inspect.getdoc(_unbound(self.function)) or "").split("\n\n")[0].split())
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -172,22 +172,28 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"properties": {}, **schema}
 
 
+def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function.func if isinstance(function, partial) else function
+
+
 def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", repr(function))
+    return getattr(_unbound(function), "__name__", repr(function))
 
 
 def _model_of(function: Callable[..., Any]) -> Any:
     """The pydantic model of a function's arguments."""
     import pydantic
 
-    target = function if inspect.isroutine(function) else type(function).__call__
+    target, bound = _unbound(function), function.keywords if isinstance(function, partial) else {}
+    target = target if inspect.isroutine(target) else type(target).__call__
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except NameError as error:
         raise ValueError(f"{_name_of(function)}: a type hint cannot be resolved: {error}") from error
-    descriptions, fields = _describe_parameters(function), {}
+    descriptions, fields = _describe_parameters(_unbound(function)), {}
     for parameter in inspect.signature(function).parameters.values():
-        name = parameter.name
+        if (name := parameter.name) in bound:
+            continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
                 f"{_name_of(function)}: a tool's parameters have names, unlike *{name} or positional-only ones"
@@ -195,7 +201,9 @@ def _model_of(function: Callable[..., Any]) -> Any:
         if name not in hints:
             raise ValueError(f"{_name_of(function)}: the parameter {name!r} has no type hint")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], pydantic.Field(default, description=descriptions.get(name), alias=name))
+        # A description of None would replace that of the hint.
+        described: dict[str, Any] = {"description": descriptions[name]} if descriptions.get(name) else {}
+        fields[name] = (hints[name], pydantic.Field(default, alias=name, **described))
     # Fields are known by their aliases, since a parameter may have the name of an attribute of the model.
     made: dict[str, Any] = {f"field_{i}": field for i, field in enumerate(fields.values())}
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -207,8 +215,9 @@ def _describe_parameters(function: Callable[..., Any]) -> dict[str, str]:
     _, _, section = (inspect.getdoc(function) or "").partition("Args:\n")
     descriptions: dict[str, str] = {}
     for line in section.split("\n\n")[0].splitlines():
-        if found := re.match(r"    (\w+)(?: \(.*?\))?: (.*)", line):
+        if found := re.match(r"    (\w+)(?: \(.*?\))?:\s*(.*)", line):
             descriptions[found[1]] = found[2]
         elif descriptions and line.startswith("      "):
-            descriptions[list(descriptions)[-1]] += " " + line.strip()
+            last = list(descriptions)[-1]
+            descriptions[last] = f"{descriptions[last]} {line.strip()}".strip()
     return descriptions

@@ -7,7 +7,7 @@ import pytest
 from agent_envs.context import make_context
 from agent_envs.rewards import Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import TurnOutcome
+from agent_envs.types import ToolCall, Turn, TurnOutcome
 
 
 def echo(text: str) -> str:
@@ -55,6 +55,23 @@ def test_a_summary_has_a_line_for_each_turn_left_out():
     assert said(infos[2]) == [f"Hello\n\nYour turns before, in short:\n{lines}", "c", "C"]
     long = play(Chat(context="summary:1"), ["x " * 5000, "b"])[1][4]
     assert len(long["context"][0]["content"]) < 600
+
+
+@pytest.mark.parametrize("format", ["tags", "hermes", "react", "native"])
+def test_a_summary_leaves_thoughts_out(format):
+    env = Chat(context="summary:1", format=format)
+    env.reset(seed=0)
+    for text in ("abc", "b"):
+        info = env.step(env.format.write(Turn((ToolCall("echo", {"text": text}),), thought="so, " * 200 + "so")))[4]
+    line = info["context"][0]["content"].splitlines()[-1]
+    assert "echo" in line and "abc" in line and "ABC" in line and "so" not in line
+
+
+@pytest.mark.parametrize("text", ["Go on.", "5", "[]", '[{"role": "user"}]', "[" * 100_000])
+def test_a_rewriting_may_add_plain_text_in_the_format_native(text):
+    env = Chat(format="native", context=lambda messages: [messages[0], {"role": "user", "content": text}])
+    env.reset(seed=0)
+    assert env.step("Hm.")[4]["context"][1:] == [{"role": "user", "content": text}]
 
 
 def only_the_task(messages):
@@ -109,6 +126,8 @@ def test_a_tokenizer_from_a_folder_counts_tokens(tmp_path):
 
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=5)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     env = Chat(max_tokens=1000, tokenizer=str(tmp_path))
     assert env.count_tokens("three words \ud800") == 3

@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -151,6 +153,39 @@ def test_a_large_corpus_is_indexed_once_by_its_content(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="is not kept, and is built anew each time"):
         assert load(data=folders[0]).passages[0].text == text
+
+
+@pytest.fixture
+def indexed(tmp_path, monkeypatch):
+    """Reads a corpus by its index in the cache."""
+    monkeypatch.setattr(local, "_INDEXED_ONCE", 1)
+    local.open_index.cache_clear()
+    return lambda corpus: local._index_once(corpus, tmp_path / "cache")
+
+
+def test_an_index_of_texts_has_the_names_of_its_files(indexed, tmp_path):
+    titles = []
+    for name in ("Bern.txt", "Wil.txt"):
+        (tmp_path / "notes").mkdir(exist_ok=True)
+        (tmp_path / "notes" / name).write_text("A town.")
+        titles.append(indexed(tmp_path / "notes").titles())
+        (tmp_path / "notes" / name).unlink()
+    assert [set(each) for each in titles] == [{"Bern"}, {"Wil"}]
+
+
+def test_workers_wait_for_the_one_that_builds_the_index(indexed, tmp_path, monkeypatch):
+    (tmp_path / "town.txt").write_text("A town.")
+    built, build = [], local.build_folder
+
+    def build_slowly(corpus, folder, **options):
+        built.append(folder)
+        time.sleep(0.3)
+        build(corpus, folder, **options)
+
+    monkeypatch.setattr(local, "build_folder", build_slowly)
+    with ThreadPoolExecutor(3) as workers:
+        read = list(workers.map(indexed, [tmp_path / "town.txt"] * 3))
+    assert [corpus[0].text for corpus in read] == ["A town."] * 3 and len(built) == 1
 
 
 @pytest.mark.parametrize(

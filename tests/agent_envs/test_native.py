@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import Native
 from agent_envs.formats.dialects import Dialect
-from agent_envs.formats.families import FAMILIES, read_typed
+from agent_envs.formats.families import FAMILIES, find_thought, read_typed
 from agent_envs.formats.notations import read_calls
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn
@@ -217,6 +217,7 @@ def test_reading_takes_linear_time(family):
         ("5", {"type": "string"}, "5"), ("5", {"type": "integer"}, 5), ("True", {"type": "boolean"}, True),
         ("[1]", {"type": "array"}, [1]), ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
         ("five", {"type": "integer"}, "five"), ("5", {"enum": ["5", "6"]}, "5"), ("a", {}, "a"), ("[1", {}, "[1"),
+        ("5", {"type": None}, 5), ("5", {"enum": 5, "anyOf": {"a": {}}, "type": [None, "string"]}, "5"),
     ],
 )  # fmt: skip
 def test_values_without_quotes_have_the_type_of_their_schema(text, schema, value):
@@ -290,6 +291,15 @@ def test_thoughts_between_tokens_of_the_family(kind, text):
     said = {"role": "assistant", "content": "Zug", "reasoning_content": "I wonder"}
     assert chat.read_turn(chat.encode(text), TOOLS) == said
     assert "error" in chat.read_turn(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)
+
+
+def test_thoughts_of_cohere():
+    dialect = Dialect(next(family for family in FAMILIES if family.name == "Cohere"))
+    call = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "search", "parameters": {"query": "a"}}]<|END_ACTION|>'
+    thought = "<|START_THINKING|>I wonder<|END_THINKING|>"
+    read = dialect.read(thought + call, TOOLS)
+    assert (read.thoughts, [made.arguments for made in read.calls], read.text) == (["I wonder"], [{"query": "a"}], "")
+    assert find_thought(thought) == dialect.family.thought
 
 
 def test_what_would_be_read_as_something_else_is_not_taught():

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import gymnasium
@@ -368,6 +369,21 @@ def test_an_index_that_was_built_again_is_searched_anew(tmp_path, data):
         env = gymnasium.make("AgentR1/QA-v0", data=str(data), index=str(tmp_path / "index"))
         env.reset(seed=0)
         assert text in env.step("<search>Arnheim</search>")[0]
+
+
+def test_supporting_ids_name_passages_of_an_index(tmp_path, corpus):
+    index = str(tmp_path / "index")
+    retrieval_index.build(retrieval_index.read_passages(corpus)).save(index)
+    rows = [
+        {"question": f"Who rules {town}?", "answer": "Mira", "supporting_ids": [str(i)]} for i, town in enumerate(TOWNS)
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        questions = load("own", data=path, index=index, holdout=1, split="validation").questions
+    assert [question.supporting_titles for question in questions] == [(town,) for town in TOWNS]
+    with pytest.warns(UserWarning, match="supporting_ids need a local index, not a server"):
+        load_own(path, split="validation", index="http://127.0.0.1:9", holdout=1)
 
 
 def test_a_list_in_the_cell_of_an_answer(tmp_path):

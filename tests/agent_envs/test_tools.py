@@ -6,9 +6,11 @@ import datetime
 import enum
 import threading
 import time
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 import retrieval_index
 from agent_envs.tools import FunctionTool, SearchTool, ToolError, function, run_calls
@@ -43,6 +45,28 @@ def test_the_schema_comes_from_the_signature():
     }
     rest = {"type": "object", "required": ["city"], "additionalProperties": False}
     assert tool.parameters == {"properties": properties, **rest}
+
+
+def test_descriptions_in_a_hint_and_on_the_line_after_the_name():
+    def f(where: Annotated[str, Field(description="a city")], day: str, hour: int):
+        """goes.
+
+        Args:
+            day:
+                a date
+            hour: of it
+        """
+
+    properties = FunctionTool(f).parameters["properties"]
+    assert [properties[name]["description"] for name in ("where", "day", "hour")] == ["a city", "a date", "of it"]
+
+
+def test_a_partial_is_a_tool_without_what_it_binds():
+    tool = FunctionTool(partial(book, "Oslo", meal="half"))
+    properties = tool.parameters["properties"]
+    assert (tool.name, tool.description, list(properties)) == ("book", "book a room.", ["nights", "guests"])
+    assert properties["nights"]["description"] == "how long."
+    assert one(tool, nights=2).text == "Oslo 2 half None" and not one(tool, meal="none").ok
 
 
 def untyped(x):

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import TurnOutcome
-from agent_envs.vector import ToolVectorEnv
+from agent_envs.vector import ToolVectorEnv, _gather_infos, info_of
 
 ID = "AgentR1/MiniWiki-Easy-v0"
 
@@ -119,6 +119,13 @@ def test_an_environment_that_was_never_reset_rests(mode):
     vector.reset(seed=0, options={"reset_mask": mask})
     *_, terminated, truncated, infos = vector.step(["<echo>a</echo>"] * 3)
     assert infos["_turns"].tolist() == mask.tolist() == [False, True, False] and not (terminated | truncated).any()
+
+
+def test_infos_with_any_keys_come_back():
+    infos = [{"board": board} for board in ({1: "a"}, {"": 2}, {"a": {(0, 1): 3}}, {"a": {"b": 4}})]
+    for some in (infos, infos[2:], infos[3:]):
+        gathered = _gather_infos(dict(enumerate(some)), len(some))
+        assert [info_of(gathered, i) for i in range(len(some))] == some
 
 
 class Account(ToolEnv):

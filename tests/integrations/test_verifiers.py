@@ -19,6 +19,17 @@ from agent_envs.integrations import verifiers as plugged
 pytestmark = pytest.mark.plug
 MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TEXT = ["<search>a town</search>", "hm", "<answer>no idea</answer>"]
+OWN = """
+import gymnasium
+from agent_envs.tasks.calculator import CalculatorEnv
+
+class Closing(CalculatorEnv):
+    def close(self):
+        with open("closed", "a") as file:
+            file.write("x")
+
+gymnasium.register("Mine/Closing-v0", Closing)
+"""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plug" / "verifiers.toml"
 
 
@@ -123,6 +134,13 @@ def readable(turn):
         return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
     except (ValueError, TypeError):
         return []
+
+
+def test_an_environment_of_your_own_is_imported_and_closed(evaluate, tmp_path, monkeypatch):
+    (tmp_path / "own_verifiers_env.py").write_text(OWN)
+    traces = evaluate(TEXT, "--env.taskset.env", "own_verifiers_env:Mine/Closing-v0", kwargs={})
+    assert all(trace["ok"] for trace in traces)
+    assert len((tmp_path / "closed").read_text()) == 2
 
 
 def test_an_episode_that_a_limit_ends_has_reached_nothing(evaluate):

@@ -29,7 +29,9 @@ def test_an_episode_stays_in_its_length(policy, tmp_path):
     first = episode.steps[0]
     adapter = Verl()
     worker = adapter.make_worker(policy, tmp_path, MINIWIKI, SMALL, [episode], response_length=len(first.tokens) + 3)
+    verl.AgentR1Loop._attempts.clear()
     played = adapter.generate(worker, [row])
+    assert verl.AgentR1Loop._attempts == {(MINIWIKI, "", row["extra_info"]["seed"]): 1}
     assert played.non_tensor_batch["turn_scores"][0] == [0.0] and played.non_tensor_batch["env_turns"][0] == 1
     asked = worker.llm_client.asked[0]
     assert asked["stop"] and asked["include_stop_str_in_output"] and asked["logprobs"]

@@ -6,6 +6,7 @@ import pytest
 
 import retrieval_index
 from retrieval_index import Corpus, DenseIndex, Passage, SvdEncoder, vectors
+from retrieval_index.corpus import write_passages
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,18 @@ def test_an_index_of_another_encoder_is_refused(planted, numbered, tmp_path):
         retrieval_index.load(tmp_path / "index")
     with pytest.raises(ValueError, match="another encoder: its encoder was 'planted', and is 'other'"):
         retrieval_index.load(tmp_path / "index", encoder=Planted(planted.vectors, name="other"))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_encoder_may_describe_itself_as_it_likes(planted, numbered, tmp_path, shards):
+    encoder = Planted(planted.vectors)
+    encoder.parameters = {"sizes": (8, 4)}
+    write_passages(numbered[:50], tmp_path)
+    index = tmp_path / "index"
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", index, "dense", encoder=encoder, shards=shards)
+    assert retrieval_index.load(index, encoder=encoder).search(["7"], 1)[0][0].id == "7"
+    with pytest.raises(ValueError, match="pass it as encoder="):
+        retrieval_index.load(index)
 
 
 @pytest.mark.parametrize(("number", "factory"), [(np.nan, "Flat"), (np.inf, "SQ8")])

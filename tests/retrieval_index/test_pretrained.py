@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 import retrieval_index
-from retrieval_index import Passage
+from retrieval_index import Passage, hub
 from retrieval_index.corpus import write_passages
 from retrieval_index.pretrained import PretrainedEncoder, fingerprint
 
@@ -100,7 +101,8 @@ def test_prefixes_come_from_the_model_or_its_family(tmp_path):
 
 
 def test_the_fingerprint_is_of_what_is_loaded(small, copy):
-    (copy / "README.md").write_text("other words")
+    for name in ("README.md", "data_config.json", "eval_results.json", "log.txt"):
+        (copy / name).write_text("{}")
     (copy / "pytorch_model.bin").write_bytes(b"the same weights in the older format")
     assert fingerprint(copy) == fingerprint(small)
     for name in ("tokenizer.json", "1_Pooling/config.json", "model.safetensors"):
@@ -122,6 +124,19 @@ def test_an_index_opens_with_its_own_model_only(small, copy, tmp_path):
         retrieval_index.load(tmp_path / "index", encoder=copy)
     with pytest.raises(ValueError, match="built with another encoder: its query_prefix"):
         retrieval_index.load(tmp_path / "index", encoder=PretrainedEncoder(small, query_prefix="query: "))
+
+
+def test_a_model_in_the_cache_is_taken_without_the_files_that_are_not_loaded(small, tmp_path, monkeypatch):
+    home, commit = tmp_path / "models--me--mine", 40 * "0"
+    folder = shutil.copytree(small, home / "snapshots" / commit)
+    of_hub = {name: {"size": 1, "blob_id": ""} for name in ("model.safetensors", "onnx/model.onnx")}
+    tree = json.dumps({"format_version": 1, "files": of_hub})
+    for part, text in (("refs/main", commit), (f"trees/{commit}.json", tree)):
+        (home / part).parent.mkdir()
+        (home / part).write_text(text)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "check_model", None)  # the hub is not asked
+    assert PretrainedEncoder("me/mine").folder == folder
 
 
 def test_what_is_no_model_is_said_to_be_none(tmp_path):

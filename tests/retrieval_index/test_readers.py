@@ -239,6 +239,7 @@ def test_each_row_may_lack_its_id_and_its_title(tmp_path):
         {"id": 2, "title": None, "text": "one two three four five six seven"},
         {"id": None, "text": "y"},
         {"_id": 4, "title": "", "text": "z"},
+        {"id": 5, "text": "東" * 200},
     ]
     (tmp_path / "p.jsonl").write_bytes(jsonl(rows))
     write_parquet(tmp_path / "p.parquet", [{"id": None, "_id": None, "title": None} | row for row in rows])
@@ -247,7 +248,7 @@ def test_each_row_may_lack_its_id_and_its_title(tmp_path):
     (tmp_path / "f.jsonl").write_text('{"contents": "t\\nx"}\n{"id": 2, "contents": "x"}\n')
     for name in ("p.jsonl", "p.parquet"):
         read = list(read_passages(tmp_path / name))
-        assert [p.title for p in read] == ["t", "one two three four five six", "y", ""], name
+        assert [p.title for p in read] == ["t", "one two three four five six", "y", "", "東" * 80], name
         assert [p.id for p in (*read[:2], read[3])] == ["1", "2", "4"] and read[2] == make_passage("y", "y"), name
     assert list(read_passages(tmp_path / "f.jsonl")) == [make_passage("t", "x"), Passage("2", "x", "x")]
 
@@ -446,6 +447,9 @@ x = a * b * c
 ![picture](p.png) [reference][1]
 
 [1]: http://z
+[2]: <http://z/a b> "its title"
+[^1]: A *footnote*.
+[3]: Lovelace, A. Notes.
 """
 
 
@@ -462,4 +466,6 @@ def test_markdown_loses_its_markup_and_does_not_repeat_its_heading(tmp_path):
         "# a comment",
         "x = a * b * c",
         "picture reference",
+        "A footnote.",
+        "[3]: Lovelace, A. Notes.",
     ]
