@@ -8,7 +8,9 @@ _HEADING = re.compile(r"^ {0,3}#{1,6} +(.*?)(?: +#+)? *$")
 _RULE = re.compile(r"^ {0,3}([-*_=])(?: *\1){2,} *$")
 _BEFORE = re.compile(r"^(\s*)(?:(?:>|[-*+](?: \[[ xX]\])?|\[\^[^\]]+\]:) +)+")  # of quotes, items, footnotes
 _TABLE_RULE = re.compile(r"^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*$")
-_DEFINITION = re.compile(r"^ {0,3}\[(?!\^)[^\]]+\]: +(?:<[^<>]*>|\S+)(?: +(?:\"[^\"]*\"|'[^']*'))? *$")  # of a link
+_DEFINITION = re.compile(
+    r"^ {0,3}\[(?!\^)[^\]]+\]: +(?:<[^<>]*>|\S+)(?: +(?:\"[^\"]*\"|'[^']*'|\([^()]*\)))? *$"
+)  # of a link
 _INLINE = [
     (re.compile(r"<(https?://[^<>\s]+)>"), r"\1"),
     (re.compile(r"</?[a-z][a-z0-9]*(?:\s[^<>]*)?/?>"), ""),

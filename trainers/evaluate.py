@@ -350,6 +350,7 @@ class _Evaluation:
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
             "data": evaluator.data_digest(self.task), "agent": args.agent,
             "program": programs.fingerprint(args.agent) if args.agent else "",
+            "agent_calls": self.agent_calls if args.agent else None,
         }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,12 +147,11 @@ def read_extra(folder: str | Path) -> dict[str, Any]:
 
 
 def _copy_processor(path_or_id: str, folder: Path) -> None:
-    """Copy what prepares pictures, without which vLLM takes no model that reads them."""
+    """Copy what prepares pictures, if it is there: without it vLLM takes no model that reads them."""
     for name in ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"):
-        if found := cached_file(
-            path_or_id, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-        ):
-            shutil.copyfile(found, folder / name)
+        with suppress(OSError):  # the folder is gone, or the hub does not answer
+            if found := cached_file(path_or_id, name, _raise_exceptions_for_missing_entries=False):
+                shutil.copyfile(found, folder / name)
 
 
 def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

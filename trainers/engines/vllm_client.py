@@ -22,6 +22,7 @@ from trainers.engines.mismatch import check_engine
 from trainers.engines.turns import OpenTurn
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
+from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
 from trainers.runtime.retry import ToolsFailed
 
@@ -107,11 +108,13 @@ class VLLMClient:
             self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
 
     def _post(self, path: str, body: dict | None = None) -> dict:
-        """Post a request; return the answer. Raises ToolsFailed, on which a run saves what it has learned."""
+        """Post a request; return the answer. Raises ToolsFailed, on which a single process saves what it has learned; of several,
+        only this one may know of the failure."""
         try:
             return self._answer(self._http.post(path, json=body))
         except (httpx.HTTPError, RuntimeError, ValueError) as error:
-            raise ToolsFailed(f"the vLLM server at {self._http.base_url} failed: {error}.") from error
+            kind = ToolsFailed if distributed.world_size() == 1 else RuntimeError
+            raise kind(f"the vLLM server at {self._http.base_url} failed: {error}.") from error
 
     def _answer(self, response: httpx.Response) -> dict:
         if response.is_error:

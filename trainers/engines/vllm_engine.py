@@ -44,15 +44,19 @@ class VLLMEngine:
     def __init__(self, policy: Policy, stop: tuple[str, ...], kv_gib: float = 2.0):
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise ValueError("vLLM in the trainer's process is for one process; with several, use a vLLM server")
+        if getattr(policy.model.config, "vision_config", None):
+            raise UserError(
+                "vLLM in the trainer's process runs no model that also reads pictures: give a server, --vllm-url"
+            )
         self._vllm = _import_vllm()
         self.processed: collections.Counter[str] = collections.Counter()  # vLLM does not tell
-        self.max_length = policy.max_length
         self._is_complete, self._end_ids = StopChecker(policy, stop), sorted(policy.end_ids)
         self._request_numbers = itertools.count()
         self._open: dict[str, tuple[int, OpenTurn]] = {}  # by request
         # vLLM seeds the process that it starts in, which the trainer has seeded already.
         with torch.random.fork_rng(), _hide_module("llvmlite.binding.ffi"):
             self._engine = self._start(policy, kv_gib)
+        self.max_length = min(policy.max_length, self._engine.model_config.max_model_len)  # which fits into kv_gib
         self._sync_weights = WeightSync(policy.model, self._load)
         self.reset()
         check_engine(self, policy)

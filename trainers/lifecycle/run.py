@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
@@ -30,7 +30,7 @@ from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime import distributed, signals
-from trainers.runtime.integrity import BEST
+from trainers.runtime.integrity import BEST, CheckpointDamaged
 from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
@@ -167,8 +167,9 @@ class Run:
         if self.first and checkpoint.is_checkpoint(
             folder / BEST
         ):  # it may come from after the checkpoint, before a kill
-            kept = checkpoint.read_extra(folder / BEST)["best"]["score"]
-            scores += [] if kept is None else [kept]
+            with suppress(CheckpointDamaged):
+                kept = checkpoint.read_extra(folder / BEST)["best"]["score"]
+                scores += [] if kept is None else [kept]
         self.best: float = max(scores, key=lambda score: sign * score, default=-sign * math.inf)
 
     def __enter__(self) -> Self:
@@ -225,7 +226,7 @@ class Run:
         wrong = find_not_finite(metrics, {"the policy": self.sampler.model, **self.modules})
         ends = self.evaluation.at_end and (done >= self.updates or self._is_out_of_time())
         if not wrong and (ends or done % self.args.eval_every == 0):
-            if self._is_to_stop():
+            if not ends and self._is_to_stop():
                 self.save(done)  # before the evaluation, as a kill may come sooner than its end
             try:
                 metrics |= self.evaluation.evaluate(done)

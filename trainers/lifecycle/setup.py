@@ -86,11 +86,10 @@ class Setup:
         self.collector.update_weights()
         if self._greedy_at != recorder.origin.step:
             self._greedy_at, self._greedy = recorder.origin.step, {}
-        sampled = partial(self._agent or rollout, top_p=self.args.top_p, min_p=self.args.min_p)  # as in training
         run = partial(
             evaluator.run_policy, self.held_out, self.collector.sampler, self.engine,
             sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens, temperature, recorder,
-            roll_out=sampled if temperature else self._roll_out_greedily,
+            roll_out=self._agent if temperature else self._roll_out_greedily,
         )  # fmt: skip
         return self._make_row(name, lambda: run()[0])
 
@@ -140,7 +139,7 @@ class Setup:
 
     def _evaluate_baselines(self) -> list[dict]:
         """Evaluate the baselines: Naive RAG if the questions can be searched for, the policy before training (by greedy decoding,
-        then sampled as in training) and the task's scripted agent."""
+        then sampled at the temperature of training) and the task's scripted agent."""
         held_out, args, rows = self.held_out, self.args, list[dict]()
         questions, count = sample_instances(held_out.envs[0], args.final_questions), args.final_questions
         searches, scripted = naive_rag.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")

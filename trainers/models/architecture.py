@@ -14,11 +14,12 @@ _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_
 
 
 def find_backbone(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the layers below the head, without those for pictures: the decoder of ``base_model``, or its inner model in
-    Llama 4, where that is the model itself."""
-    if model.base_model is not model:
-        return cast(PreTrainedModel, model.base_model).get_decoder()
-    return next(child for child in model.children() if isinstance(child, PreTrainedModel))
+    """Return the layers below the head, without those for pictures: the decoder of ``base_model``, or the model inside of it
+    if it has a head itself, as in Llama 4."""
+    decoder = cast(PreTrainedModel, model.base_model).get_decoder()
+    while decoder.get_output_embeddings() is not None:
+        decoder = next(child for child in decoder.children() if isinstance(child, PreTrainedModel))
+    return decoder
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:

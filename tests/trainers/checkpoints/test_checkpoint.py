@@ -104,7 +104,7 @@ def test_while_a_checkpoint_is_replaced_there_is_always_one(tmp_path):
     def save_pretrained(folder):
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    folder, small = tmp_path / "c", SimpleNamespace(save_pretrained=save_pretrained)
+    folder, small = tmp_path / "c", SimpleNamespace(save_pretrained=save_pretrained, name_or_path="")
     parts = {"model": small, "tokenizer": small, "optimizers": [], "extra": {}}
     other = threading.Thread(target=lambda: [checkpoint.save(folder, step=step, **parts) for step in range(20)])
     other.start()

@@ -287,7 +287,7 @@ def test_servers_that_will_not_do_are_refused(policy, connect):
             connect(policy, (), played)
 
 
-def test_a_server_that_goes_away_ends_a_run_with_a_checkpoint(policy, connect):
+def test_a_server_that_goes_away_counts_as_a_failure_of_tools(policy, connect):
     played = Played(policy)
     engine = connect(policy, (), played)
 
@@ -363,6 +363,18 @@ def start(request, build):
 
     yield policy, make
     policy.model.load_state_dict(before)
+
+
+@pytest.mark.vllm
+def test_conversations_are_as_long_as_fits_into_memory(build):
+    pytest.importorskip("vllm")
+    policy, sizes = build(), []
+    for kv_gib in (0.25, 0.001):
+        engine = VLLMEngine(policy, (), kv_gib=kv_gib)
+        sizes.append(engine.max_length)
+        prompt = [5] * (int(engine.max_length) - 3)
+        assert len(generate(engine, {0: prompt}, 9, 1.0)[0].tokens) == 3
+    assert sizes[0] == policy.max_length > sizes[1]
 
 
 @pytest.mark.vllm

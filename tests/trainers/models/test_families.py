@@ -214,6 +214,7 @@ LINEAR = {**DELTA, "rope_parameters": {**ROTARY, "mrope_section": [1, 1, 0], "pa
         ("qwen2_5_vl", {"model_type": "qwen2_5_vl_text", "head_dim": 64, "rope_parameters": WIDE}, MANY_SIZES, "layers"),
         ("qwen3_vl", {"model_type": "qwen3_vl_text", "rope_parameters": ROTARY}, MANY_SIZES, "layers"),
         ("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR}, MANY_SIZES, "library"),
+        ("llama4", {"model_type": "llama4_text", **FAMILIES["llama4_text"][1]}, {"model_type": "llama4_vision_model"}, "library"),
     ],
 )  # fmt: skip
 def test_a_model_that_reads_pictures_too_is_one_of_text(tokenizers, tmp_path, family, text, vision, how):
