@@ -199,6 +199,7 @@ class _Evaluation:
             if (self._unfinished / name).exists():  # not if the disk was full
                 durable.publish(self._unfinished / name, args.out / name)
         result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
+        result["settings"] = {"env_kwargs": args.env_kwargs}  # for `agent_envs replay`
         result |= {**describe_process(), "rows": self.rows}
         durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{tables.table(self.rows)}")
         text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)

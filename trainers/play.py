@@ -49,6 +49,10 @@ class Args(Checks):
             raise UserError("give --checkpoint, or --model")
         inputs.check_model(self.checkpoint or self.model, self.model if self.checkpoint else "")
         inputs.check_chat_template(self.chat_template)
+        if self.env.endswith(".jsonl"):
+            raise UserError(
+                f"the tasks of {self.env} are for a program: python -m trainers.evaluate --agent plays them"
+            )
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
 

@@ -24,6 +24,7 @@ class WebShopGame:
 
     def reset(self, instance: int) -> None:
         """Start with goal number ``instance``, from 0 to ``count`` - 1."""
+        self._env.server.user_sessions.pop(self._env.session, None)  # WebShop keeps all of them
         self.page = self._env.reset(session=instance)[0]
         self.bought, self.score = False, 0.0
         self._update()
@@ -31,7 +32,7 @@ class WebShopGame:
     def step(self, action: str) -> None:
         """Do ``search[keywords]`` or ``click[element]``."""
         self.page, reward, done, _ = self._env.step(action)
-        self.bought, self.score = bool(done), float(reward)
+        self.bought, self.score = bool(done), min(float(reward), 1.0)  # more options than wanted give more than 1 there
         self._update()
 
     @property

@@ -46,7 +46,7 @@ class FrozenLakeEnv(ToolEnv):
     are used up.
 
     Transitions are those of Gymnasium's ``FrozenLake-v1``; symbols, budget and rewards those of RAGEN (arXiv
-    2504.20073). Unlike there, the goal can be reached within the budget, and a turn with too many or unknown actions
+    2504.20073). Unlike there, maps are Gymnasium's, which have fewer holes, and a turn with too many or unknown actions
     does nothing.
 
     Args:

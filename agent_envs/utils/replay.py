@@ -6,6 +6,7 @@ With the same arguments nothing may change, which checks determinism. Others sho
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Replayed:
 def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
     """Replay the episodes of a run, an evaluation or a file; for an episode that cannot be replayed, yield the reason.
 
-    ``kwargs`` are arguments of the environment, which override those in the summary.json of a run.
+    ``kwargs`` are arguments of the environment, which override those of the run or the evaluation.
     """
     file = find_file(path)
     arguments = {**_read_arguments(file.parent), **kwargs}
@@ -48,11 +49,12 @@ def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
 
 
 def _read_arguments(folder: Path) -> dict[str, Any]:
-    """Read the environment's arguments from the summary of the run in a folder; empty if there is none."""
-    try:
-        return json.loads(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["settings"]["env_kwargs"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+    """Read the environment's arguments of the run, finished or not, or the evaluation in a folder; empty if it has none."""
+    for file in (folder / "summary.json", folder / "evaluation.json", *folder.glob("checkpoint-*/arguments.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return json.loads(found.get("settings", found)["env_kwargs"])
+    return {}
 
 
 def _why_not(record: Record) -> str:

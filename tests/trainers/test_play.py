@@ -1,5 +1,7 @@
 """A model plays, and one sees it."""
 
+import pytest
+
 from trainers import play
 
 SMALL = '{"entities": 60, "questions": 30}'
@@ -13,6 +15,12 @@ def test_an_episode_is_shown(model_folder, capsys):
     assert f"Turn {len(turns)}\n" in shown and shown.count("reward ") == len(turns)
     assert "golds: " in shown
     assert [turn["action"] for turn in play.main(args)] == [turn["action"] for turn in turns]
+
+
+def test_tasks_of_a_program_are_not_played(model_folder, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}')
+    with pytest.raises(ValueError, match=r"tasks.jsonl are for a program: python -m trainers.evaluate --agent"):
+        play.Args(checkpoint=model_folder, env=str(tmp_path / "tasks.jsonl")).check_inputs()
 
 
 def test_a_question_of_ones_own_has_no_scores(model_folder, capsys):

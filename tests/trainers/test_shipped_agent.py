@@ -76,7 +76,13 @@ def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(titl
 
 
 @pytest.mark.parametrize(
-    ("title", "sentence"), [("PPO", "PPO has {}"), ("GRPO without loss mask", "GRPO without loss mask {}.")]
+    ("title", "sentence"),
+    [
+        ("PPO", "PPO has {}"),
+        ("RLOO", "RLOO {}"),
+        ("REINFORCE++", "REINFORCE++ {}"),
+        ("GRPO without loss mask", "GRPO without loss mask {}."),
+    ],
 )
 def test_sentences_about_other_algorithms_are_made_of_the_scores_of_each_question(title, sentence):
     kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())["agents"][title]

@@ -128,7 +128,9 @@ class CallLog:
 
     def add(self, call: Call, message: Message, step: Step, error: str, was_cut: bool) -> None:
         """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
-        known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
+        # Messages of a row that another call has come after are repeated, as of a row that begins.
+        goes_on, trajectory = bool(self._answered) and call.row is self._answered[-1], self.trajectory
+        known = len(call.row.keys) if goes_on and call.row else 0
         self.rows += call.starts
         call.message, call.step = message, step
         call.keys.append(_key_of(message))
@@ -313,7 +315,7 @@ def _without_layout(arguments: Any) -> str:
     try:
         given = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
         return json.dumps(given, sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return str(arguments)
 
 

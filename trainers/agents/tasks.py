@@ -153,7 +153,7 @@ class Episode(Generic[Log]):
     def _step(self, turn: Turn) -> None:
         env, trajectory = self.env, self.trajectory
         tools = [(env.tools, call) for call in turn.calls]
-        if any(getattr(env.tools[call.name], "io_bound", False) for call in turn.calls):
+        if not turn.calls or any(getattr(env.tools[call.name], "io_bound", False) for call in turn.calls):
             results = run_calls(tools)
         else:
             with _ONE_AT_A_TIME:

@@ -181,3 +181,24 @@ def test_rewards_go_to_the_latest_turn_and_earlier_ones_to_the_first():
     assert [turn["reward_terms"] for turn in session.trajectory.turns] == [{"tool": 0.75}, {"answer": 1.0}]
     assert session.trajectory.turns[0]["calls"] and session.trajectory.turns[0]["next_observation"] == "found"
     assert session.trajectory.reward_terms == {"tool": 0.75, "answer": 1.0}
+
+
+def test_a_record_shows_conversations_that_take_turns_one_after_the_other():
+    """Each is whole, and only its last turn is new; in training the first goes on as one row."""
+    session, go_on = start(), {"role": "user", "content": "Go on."}
+    ask(session, [SYSTEM, QUESTION], say(session, "one"))
+    ask(session, [SYSTEM | {"content": "Another."}, QUESTION], say(session, "two"))
+    again = [SYSTEM, QUESTION, {"role": "assistant", "content": "one"}, go_on]
+    ask(session, again, say(session, "three"))
+    shown = [message["content"] for message in session.trajectory.messages]
+    assert shown[-5:] == ["Be brief.", QUESTION["content"], "one", "Go on.", "three"]
+    assert [turn["message"] for turn in session.trajectory.turns] == [2, 5, 10]
+    assert session.rows == 2
+
+
+def test_arguments_that_are_nested_too_deeply_are_text():
+    session = start()
+    made = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "[" * 100_000}}
+    messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [made]}, QUESTION]
+    turn, _ = ask(session, messages, say(session, "one"))
+    assert turn.message["content"] == "one"

@@ -57,6 +57,17 @@ def test_nothing_changes_with_the_same_arguments_and_with_others_it_says_what(ru
     assert mean.split()[2] != mean.split()[4] and score.split()[2] == score.split()[4]
 
 
+@pytest.mark.parametrize("file", ["evaluation.json", "checkpoint-3/arguments.json"])
+def test_arguments_come_from_an_evaluation_or_a_run_that_is_not_finished(run, capsys, file):
+    _, folder = run
+    settings = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(json.dumps(settings if file == "evaluation.json" else settings["settings"]))
+    command(folder)
+    assert capsys.readouterr().out.startswith("0 of 12 episodes changed")
+
+
 def test_an_episode_that_was_tampered_with_and_those_of_no_environment(run, capsys):
     _, folder = run
     file = folder / EPISODES_FILE
