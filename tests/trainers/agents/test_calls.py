@@ -196,9 +196,9 @@ def test_a_record_shows_conversations_that_take_turns_one_after_the_other():
     assert session.rows == 2
 
 
-def test_arguments_that_are_nested_too_deeply_are_text():
+def test_arguments_that_are_nested_too_deeply_are_refused():
     session = start()
     made = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "[" * 100_000}}
     messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [made]}, QUESTION]
-    turn, _ = ask(session, messages, say(session, "one"))
-    assert turn.message["content"] == "one"
+    with pytest.raises(CallRefused, match="template cannot write these messages"):
+        ask(session, messages, say(session, "one"))
