@@ -369,7 +369,7 @@ def start(request, build):
 def test_conversations_are_as_long_as_fits_into_memory(build):
     pytest.importorskip("vllm")
     policy, sizes = build(), []
-    for kv_gib in (0.25, 0.001):
+    for kv_gib in (0.25, 0.0002):
         engine = VLLMEngine(policy, (), kv_gib=kv_gib)
         sizes.append(engine.max_length)
         prompt = [5] * (int(engine.max_length) - 3)
