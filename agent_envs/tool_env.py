@@ -141,9 +141,8 @@ class ToolEnv(gymnasium.Env[str, str]):
 
         By default `state_text`, or if that is empty, all results of successful calls, in any order. Do not include budgets.
         """
-        return self.state_text() or frozenset(
-            map(_digest, tuple(self._learned))
-        )  # a copy: another thread may add to it
+        learned = tuple(self._learned)  # a copy: another thread may add to it
+        return self.state_text() or frozenset(map(_digest, learned))
 
     def describe_instance(self) -> dict[str, Any]:
         """Describe the running instance from its data, for records and never for the agent.

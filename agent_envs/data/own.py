@@ -56,16 +56,11 @@ def load_own(
         FileNotFoundError: there is no such file or folder, or nothing to search.
         ValueError: a row is not a question, or the split is unknown or has no question.
     """
-    if not data:
-        raise ValueError(
-            'give your questions with data=, such as \'{"data": "my.jsonl", "corpus": "passages.jsonl"}\'; what a file of '
-            "questions looks like is in docs/own_data.md"
-        )
+    path = _path_of(data)
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if corpus and index:
         raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
-    path = Path(data).expanduser().resolve()
     files = _files_of(path)
     loaded = _read(files, tuple(map(stamp, files)))
     called = name or path.stem
@@ -90,6 +85,15 @@ def load_own(
         warnings.warn(f"{called}: {long}", stacklevel=2)
         source += f" ({short})"
     return Benchmark(called, split, parts[split], passages, source)
+
+
+def _path_of(data: str | Path | None) -> Path:
+    if not data:
+        raise ValueError(
+            'give your questions with data=, such as \'{"data": "my.jsonl", "corpus": "passages.jsonl"}\'; what a file of '
+            "questions looks like is in docs/own_data.md"
+        )
+    return Path(data).expanduser().resolve()
 
 
 def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:

@@ -49,8 +49,8 @@ class CountdownEnv(ToolEnv):
 
     The answer is an expression of integers, + - * / and brackets, such as ``(2 + 5) * 3``, computed exactly. The reward
     is 1 if its value is the target, 0.1 if it only uses the right numbers, and 0 if it is malformed, divides by zero,
-    or uses other numbers. After RAGEN and TinyZero. Each puzzle has a solution, unlike RAGEN's perhaps with products and
-    quotients. TinyZero also pays 0.1 for malformed answers.
+    or uses other numbers. After RAGEN and TinyZero. Solutions may need products and quotients, unlike RAGEN's. TinyZero
+    also pays 0.1 for malformed answers.
 
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the numbers, in ascending order, and the target.

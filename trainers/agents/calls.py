@@ -128,9 +128,9 @@ class CallLog:
 
     def add(self, call: Call, message: Message, step: Step, error: str, was_cut: bool) -> None:
         """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
-        # Messages of a row that another call has come after are repeated, as of a row that begins.
-        goes_on, trajectory = bool(self._answered) and call.row is self._answered[-1], self.trajectory
-        known = len(call.row.keys) if goes_on and call.row else 0
+        latest, trajectory = (self._answered[-1] if self._answered else None), self.trajectory
+        # A row that other calls have interrupted is shown from its beginning.
+        known = len(call.row.keys) if call.row is not None and call.row is latest else 0
         self.rows += call.starts
         call.message, call.step = message, step
         call.keys.append(_key_of(message))

@@ -81,10 +81,8 @@ class LibrarySampler:
             )
         steps = sampler.steps - 1  # after the pass over the prompts
         self._processed["prefill"] += ids.numel()
-        again = (
-            0 if self.keeps_cache else steps * longest + steps * (steps - 1) // 2
-        )  # tokens of a row that are run anew
-        self._processed["decode"] += len(rows) * (steps + again)
+        again = steps * longest + steps * (steps - 1) // 2  # tokens that a row runs anew without a cache
+        self._processed["decode"] += len(rows) * (steps if self.keeps_cache else steps + again)
         self._processed["decode_steps"] += steps
 
     def _find_difference(self) -> str:
