@@ -86,6 +86,8 @@ def _short(message: dict[str, str]) -> str:
     elif calls := _NATIVE.parse(text).calls:
         text = " ".join(f"{call.name} {dumps(call.arguments)}" for call in calls)
     else:
+        made = _NATIVE.message(text)
+        text = str(made["content"]) if made["content"] or made["reasoning_content"] else text
         text = _THOUGHT.sub("", text, count=1)
     # The text of a tool is outside of its block here, so it must not look like a block or a turn.
     text = " ".join(text[: 4 * _LINE].translate(_INERT).split())

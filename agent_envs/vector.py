@@ -140,7 +140,7 @@ def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, 
     for name in dict.fromkeys(name for info in infos.values() for name in info):
         values = {i: info[name] for i, info in infos.items() if name in info}
         kinds = set(map(type, values.values()))
-        if kinds == {dict} and all(key and isinstance(key, str) for value in values.values() for key in value):
+        if kinds == {dict} and all(_can_name(key) for value in values.values() for key in value):
             gathered[name] = _gather_infos(values, num_envs)
         elif kinds in ({float}, {bool}) or (kinds == {int} and all(v.bit_length() < 64 for v in values.values())):
             gathered[name] = np.zeros(num_envs, dtype=kinds.pop())
@@ -152,6 +152,10 @@ def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, 
         gathered[f"_{name}"] = np.zeros(num_envs, dtype=bool)
         gathered[f"_{name}"][list(values)] = True
     return gathered
+
+
+def _can_name(key: object) -> bool:
+    return isinstance(key, str) and key[:1] not in ("", "_")
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:

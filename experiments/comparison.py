@@ -81,7 +81,8 @@ class Comparison:
             return columns.policy_player(policy, model, args.max_new_tokens, agent.startswith("naive-rag"))
 
         title = self.recipe.title_of(agent)
-        identity = ":".join([agent, columns.fingerprint(model), args.dtype, args.thinking, args.chat_template])
+        template = columns.fingerprint(args.chat_template)
+        identity = ":".join([agent, columns.fingerprint(model), args.dtype, args.thinking, template])
         rows = columns.evaluate(
             title, self.columns, args.max_new_tokens, folder / "evaluations", identity,
             None if self.read_only else make_player,

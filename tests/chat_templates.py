@@ -319,6 +319,8 @@ KINDS = {
             "[/AVAILABLE_TOOLS]",
             "[TOOL_RESULTS]",
             "[/TOOL_RESULTS]",
+            "[THINK]",
+            "[/THINK]",
         ),
         "</s>",
         "<s>",

@@ -382,7 +382,9 @@ class Checks:
 
     def check_unused(self, used: object, where: str, *names: str) -> None:
         """Raise a UserError if an argument of ``names`` is set but not ``used``; ``where`` is the end of the message."""
-        for argument in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
+        if used or getattr(self, "resume", None):  # a resumed run may have had a use for it
+            return
+        for argument in fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
             if argument.name in names and getattr(self, argument.name) != argument.default:
                 raise UserError(f"{argument.name} makes no difference {where}: remove it")
 

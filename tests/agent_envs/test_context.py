@@ -1,5 +1,6 @@
 """What the agent sees of its past, and the budgets of an episode."""
 
+import json
 import pickle
 
 import pytest
@@ -65,6 +66,14 @@ def test_a_summary_leaves_thoughts_out(format):
         info = env.step(env.format.write(Turn((ToolCall("echo", {"text": text}),), thought="so, " * 200 + "so")))[4]
     line = info["context"][0]["content"].splitlines()[-1]
     assert "echo" in line and "abc" in line and "ABC" in line and "so" not in line
+
+
+def test_a_summary_of_a_native_turn_without_a_call_is_its_text():
+    env = Chat(context="summary:1", format="native")
+    env.reset(seed=0)
+    for said in ({"reasoning_content": "so, so", "content": "Hm."}, {"content": "b"}):
+        info = env.step(json.dumps({"role": "assistant", **said}))[4]
+    assert info["context"][0]["content"].splitlines()[-1].startswith("1. Hm. -> ")
 
 
 @pytest.mark.parametrize("text", ["Go on.", "5", "[]", '[{"role": "user"}]', "[" * 100_000])

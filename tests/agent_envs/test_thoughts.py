@@ -1,5 +1,8 @@
 """Thoughts that the prompt opens, that the model opens, and that are cut."""
 
+from dataclasses import replace
+
+import chat_templates
 import pytest
 from chat_templates import end_ids, make_tokenizer
 from toy_tools import STRING, tool
@@ -67,6 +70,15 @@ def test_a_format_of_text_sees_the_thought_and_the_text_of_channels(kind, name):
     assert format.parse(chat.decode_action(taught)) == format.parse(text) and taught[-1] in chat.end_ids
     written = thought.format("so") + "\n" * (kind == "gemma4") + closing + chat._lead + text.partition("</think>")[2]
     assert taught[:-1] == chat.encode(written)
+
+
+def test_a_model_without_its_familys_tokens_for_thoughts_thinks_in_plain_tags(monkeypatch):
+    kind = chat_templates.KINDS["mistral"]
+    tokens = [token for token in kind.specials if "THINK" not in token]
+    monkeypatch.setitem(chat_templates.KINDS, "nemo", replace(kind, specials=tokens))
+    chat = make_chat("nemo")
+    assert chat.dialect.family.name == "Mistral" and chat.thought_marks == ("<think>", "</think>")
+    assert chat.decode(chat.text_ids("<think>hm</think>x", ended=False)).strip() == "<think>hm</think>x"
 
 
 def test_a_text_in_no_channel_for_the_user_is_no_action():

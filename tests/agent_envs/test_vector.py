@@ -122,8 +122,9 @@ def test_an_environment_that_was_never_reset_rests(mode):
 
 
 def test_infos_with_any_keys_come_back():
-    infos = [{"board": board} for board in ({1: "a"}, {"": 2}, {"a": {(0, 1): 3}}, {"a": {"b": 4}})]
-    for some in (infos, infos[2:], infos[3:]):
+    boards = ({1: "a"}, {"": 2}, {"a": 1, "_a": 2}, {"a": {(0, 1): 3}}, {"a": {"b": 4}})
+    infos = [{"board": board} for board in boards]
+    for some in (infos, infos[2:3], infos[3:], infos[4:]):
         gathered = _gather_infos(dict(enumerate(some)), len(some))
         assert [info_of(gathered, i) for i in range(len(some))] == some
 

@@ -83,6 +83,10 @@ def test_arguments_that_make_no_sense(module, arguments, message):
         module.Args(**arguments)
 
 
+def test_a_resumed_run_may_leave_unused_what_it_used_before():
+    assert grpo.Args(resume="run", engine="vllm", vllm_url="http://127.0.0.1:9", vllm_kv_gib=1.0).vllm_kv_gib == 1.0
+
+
 def test_a_run_stands_for_its_best_checkpoint_or_its_latest(tmp_path, capsys):
     for folder in ("checkpoint-2", "checkpoint-10"):
         (tmp_path / folder).mkdir()

@@ -143,7 +143,7 @@ def load_state(
 def read_extra(folder: str | Path) -> dict[str, Any]:
     """Read the saved `extra`, without restoring anything. Raises as `load_state` does."""
     verify(folder)
-    return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)["extra"])
+    return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=True)["extra"])
 
 
 def _copy_processor(path_or_id: str, folder: Path) -> None:

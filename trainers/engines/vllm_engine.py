@@ -152,9 +152,12 @@ def checkpoint_weights(model: PreTrainedModel) -> Iterable[tuple[str, torch.Tens
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:
         conversions = get_model_conversion_mapping(model, add_legacy=False)
+    weights = merged_weights(model)
     if not conversions:  # one after the other, as merged weights take memory
-        return merged_weights(model)
-    return revert_weight_conversion(model, dict(merged_weights(model))).items()
+        return weights
+    if lora.has_lora(model):
+        weights = ((name, weight.cpu()) for name, weight in weights)
+    return revert_weight_conversion(model, dict(weights)).items()
 
 
 @torch.no_grad()

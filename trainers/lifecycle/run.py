@@ -164,13 +164,15 @@ class Run:
         key, sign = evaluation.key, evaluation.sign
         counted = int(evaluation.at_end)  # with at_end, step 0 does not count: some weights must be kept as the best
         scores = [line[key] for line in lines if line["step"] >= counted and line.get(key) is not None]
-        if self.first and checkpoint.is_checkpoint(
-            folder / BEST
-        ):  # it may come from after the checkpoint, before a kill
+        kept = None  # it may come from after the checkpoint, before a kill
+        if self.first and self.logger and checkpoint.is_checkpoint(folder / BEST):
             with suppress(CheckpointDamaged):
                 kept = checkpoint.read_extra(folder / BEST)["best"]["score"]
-                scores += [] if kept is None else [kept]
+        kept = distributed.broadcast(kept)
+        scores += [] if kept is None else [kept]
         self.best: float = max(scores, key=lambda score: sign * score, default=-sign * math.inf)
+        is_missing = not lines or key not in lines[-1]  # in lines[-1], if a signal came before the evaluation
+        self._evaluates_first = not self.first or (self.first % args.eval_every == 0 and is_missing)
 
     def __enter__(self) -> Self:
         return self
@@ -225,9 +227,8 @@ class Run:
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
         wrong = find_not_finite(metrics, {"the policy": self.sampler.model, **self.modules})
         ends = self.evaluation.at_end and (done >= self.updates or self._is_out_of_time())
-        if not wrong and (ends or done % self.args.eval_every == 0):
-            if not ends and self._is_to_stop():
-                self.save(done)  # before the evaluation, as a kill may come sooner than its end
+        # After a signal, a kill may come sooner than the end of an evaluation: the resumed run does it.
+        if not wrong and (ends or (done % self.args.eval_every == 0 and not self._is_to_stop())):
             try:
                 metrics |= self.evaluation.evaluate(done)
             except ToolsFailed as error:
@@ -249,18 +250,22 @@ class Run:
             self.logger.log(done, metrics)
 
     def _evaluate_first(self) -> None:
-        """Evaluate before the first update."""
+        """Evaluate before the first update, or what a run that was stopped has not evaluated."""
+        done = self.first
         try:
-            metrics = {} if self.first else self.evaluation.evaluate(0)
+            metrics = self.evaluation.evaluate(done) if self._evaluates_first else {}
         except ToolsFailed as error:
-            self.stop(0, error)
+            self.stop(done, error)
         if metrics:
-            self._log(0, metrics)
-            if not self.evaluation.at_end:
+            self._log(done, metrics)
+            if done:
+                self._keep_best(done, metrics)
+            elif not self.evaluation.at_end:
                 self.best = metrics[self.evaluation.key]  # weights are kept if they do better than the start
-            self.progress.update(0, **self._held_out(metrics))
-            self.evaluation.observe(0, metrics, self.progress)
-            self._write_page(0)
+            self.progress.update(self.seconds if math.isinf(self.updates) else done, **self._held_out(metrics))
+            stops = self.evaluation.observe(done, metrics, self.progress)
+            self.stopped |= done > 0 and distributed.broadcast(stops)
+            self._write_page(done)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """Return the evaluation under its name in the progress bar; empty if there was none."""

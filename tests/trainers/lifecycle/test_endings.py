@@ -185,20 +185,26 @@ def test_the_best_weights_outlive_a_run_that_goes_on_from_before_them(train, mon
     assert checkpoint.read_extra(tmp_path / "run" / "best")["best"] == {"update": 2, "score": 0.5}
 
 
-def test_what_a_signal_asks_for_is_saved_before_an_evaluation(train, monkeypatch, tmp_path):
+def test_after_a_signal_the_resumed_run_evaluates(train, monkeypatch, tmp_path):
+    """A kill may come sooner than the end of an evaluation."""
+
     def update(*given):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*given)
 
-    def evaluate(self, done):
-        return {"eval/em": 0.0} if not done else 1 / 0
-
-    real = grpo.update
-    monkeypatch.setattr(grpo, "update", update)
-    monkeypatch.setattr(RLRun, "evaluate", evaluate)
-    with pytest.raises(ZeroDivisionError):
-        train(eval_every=1)
-    assert checkpoint.latest(tmp_path / "run").name == "checkpoint-1"
+    real, evaluated = grpo.update, []
+    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: evaluated.append(done) or {"eval/em": done / 10})
+    with monkeypatch.context() as patched:
+        patched.setattr(grpo, "update", update)
+        with pytest.raises(SystemExit):
+            train(eval_every=1)
+    run = tmp_path / "run"
+    assert evaluated == [0] and checkpoint.latest(run).name == "checkpoint-1" and not (run / "best").exists()
+    train(run, eval_every=1)
+    assert evaluated == [0, 1, 2, 3] and checkpoint.read_extra(run / "best")["best"]["update"] == 3
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["eval/em"] for line in lines if "eval/em" in line] == [0.0, 0.1, 0.2, 0.3]
+    assert [line["step"] for line in lines if "time/update" in line] == [1, 2, 3]
 
 
 def test_weights_that_do_no_better_than_the_start_are_not_kept(train, monkeypatch, tmp_path):

@@ -3,9 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trainers.checkpoints import checkpoint
 from trainers.models import gguf
@@ -20,8 +22,9 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "gguf"
 
 
-def write_gguf(path, policy, architecture="llama", template=True):
-    """The policy's model, a Llama, with its matrices in eight bits."""
+def write_gguf(path, policy, architecture="llama", template=True, scaling=None, factors=None, without=None):
+    """The policy's model, a Llama, with its matrices in eight bits. ``scaling``, ``factors``: of its rotary angles, as metadata
+    and as a tensor. ``without``: the name of a weight that is left out."""
     config, tokenizer = policy.model.config, policy.tokenizer
     writer = ggml.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -32,6 +35,7 @@ def write_gguf(path, policy, architecture="llama", template=True):
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     control = {str(token) for token in tokenizer.added_tokens_decoder.values()}
@@ -44,6 +48,12 @@ def write_gguf(path, policy, architecture="llama", template=True):
     writer.add_pad_token_id(tokenizer.pad_token_id)
     if template:
         writer.add_chat_template(tokenizer.chat_template)
+    if scaling:
+        writer.add_rope_scaling_type(ggml.RopeScalingType(scaling["rope_type"]))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    for name, values in (factors or {}).items():
+        writer.add_tensor(name, values)
     names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "attn_output"}
     names |= {f"{n}_proj": f"attn_{n}" for n in "qkv"} | {f"{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")}
@@ -51,6 +61,8 @@ def write_gguf(path, policy, architecture="llama", template=True):
         parts = name.split(".")
         where = f"blk.{parts[2]}." if "layers" in parts else ""
         values = weight.numpy()
+        if name == without:
+            continue
         if weight.ndim == 2:
             kind = ggml.GGMLQuantizationType.Q8_0
             writer.add_tensor(f"{where}{names[parts[-2]]}.weight", ggml.quants.quantize(values, kind), raw_dtype=kind)
@@ -89,6 +101,41 @@ def test_it_is_what_transformers_reads(file, policy, cache):
     # Eight bits are not exact, but near.
     of_embedding = loaded.model.get_input_embeddings().weight - policy.model.get_input_embeddings().weight
     assert 0 < of_embedding.abs().max() < 0.01
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 8192
+
+
+@pytest.mark.parametrize("scaling", [YARN, {**YARN, "rope_type": "linear"}, LLAMA3])
+def test_angles_are_scaled_as_in_the_original(scaling, policy, tmp_path):
+    config = policy.model.config
+    config.rope_parameters["rope_theta"] = 500_000.0
+    plain = rotary_angles(config)
+    config.rope_parameters |= scaling
+    expected, written = rotary_angles(config), {"scaling": scaling}
+    if scaling is LLAMA3:  # which llama.cpp writes as a tensor
+        written = {"factors": {"rope_freqs.weight": (plain / expected).numpy()}}
+    path = write_gguf(tmp_path / "model.gguf", policy, **written)
+    found = load_policy(path, "cpu").model.model.rotary_emb
+    assert torch.allclose(found.inv_freq, expected) and not torch.allclose(expected, plain)
+    assert found.attention_scaling == pytest.approx(1.1386 if scaling is YARN else 1.0, abs=1e-4)
+
+
+def rotary_angles(config):
+    return LlamaRotaryEmbedding(config).inv_freq
+
+
+def test_other_scalings_of_angles_and_missing_weights_are_refused(policy, tmp_path):
+    half = policy.model.config.head_dim // 2
+    for number, (written, said) in enumerate([
+        ({"factors": {"rope_freqs.weight": np.full(half, 2.0, np.float32)}}, "scales rotary angles in a way"),
+        ({"factors": {"rope_factors_long.weight": np.ones(half, np.float32)}}, "scales rotary angles in a way"),
+        ({"without": "model.layers.0.self_attn.q_proj.weight"}, "lacks 1 weights of LlamaForCausalLM, such as .*q_proj"),
+    ]):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            load_policy(write_gguf(tmp_path / f"{number}.gguf", policy, **written), "cpu")
 
 
 def test_it_is_converted_once_and_again_when_the_file_changes(file, cache, capsys):
