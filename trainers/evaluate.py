@@ -42,6 +42,8 @@ class Args(Checks):
     """Split of the questions: validation or train."""
     agent: str = ""
     """Your program, "my_agent:solve" or a command, which calls the models as in training; --env may be a file of tasks."""
+    agent_timeout: Positive = 300.0
+    """Longest time between two calls of the agent's program, in seconds."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A model: a folder, GGUF file or hub id; with --api, its name; with --checkpoint, the base of adapters. Repeat the option
     for several."""
@@ -94,6 +96,7 @@ class Args(Checks):
         self.check_unused(self.api, "without api", "concurrency", "timeout")
         self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
         self.check_unused(self.here or self.api, "without a model or an api", "agent")
+        self.check_unused(self.agent, "without agent", "agent_timeout")
         self.check_unused(not self.agent, "with an agent, which asks as it likes", "format")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
             raise UserError("each model and each checkpoint can be named once")
@@ -242,7 +245,7 @@ class _Evaluation:
         torch.manual_seed(0)  # the same samples, whichever agents came before
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         recorder, done = self._make_recorder(name, policy), 0
-        program = AgentRollout(args.agent, max_calls=self.agent_calls) if args.agent else None
+        program = AgentRollout(args.agent, args.agent_timeout, self.agent_calls) if args.agent else None
         agent = contextlib.closing(program) if program else contextlib.nullcontext()
         with Progress(len(self.questions) * args.samples, "episodes", name) as progress, agent as roll_out:
 
@@ -315,7 +318,7 @@ class _Evaluation:
 
                 make = partial(make_envs, args.env, args.env_kwargs, args.split, 1)
                 run = stack.enter_context(
-                    contextlib.closing(ApiProgram(args.agent, agent, max_calls=self.agent_calls))
+                    contextlib.closing(ApiProgram(args.agent, agent, args.agent_timeout, self.agent_calls))
                 ).run_episode
             episodes = [stack.enter_context(contextlib.closing(make())) for _ in range(at_once)]
             agent.run(run, episodes, jobs, keep)

@@ -36,8 +36,11 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
         with hosting.explaining(spec):
             envs = gymnasium.make_vec(spec, num_envs=num_envs, split=split, **arguments)
     except TypeError as error:
-        if "unexpected keyword argument 'split'" not in str(error):
+        unknown = [name for name in ("split", *arguments) if f"unexpected keyword argument '{name}'" in str(error)]
+        if not unknown:
             raise
+        if unknown != ["split"]:
+            raise UserError(f"{id}: {error}") from error
         raise UserError(f"{id} has a vector of its own, which knows no split: {advice}") from error
     if not isinstance(envs.unwrapped, ToolVectorEnv):
         raise UserError(f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: {advice}")

@@ -222,11 +222,13 @@ class _Environment:
         return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
 
     def _settle(self, messages: list[Message]) -> None:
-        """Take the turns of a finished conversation that TRL has not passed on. If the episode is not over, or a missing turn
-        was not the last, run it again from its start. It ends truncated at its last turn, which settles its shaping.
+        """Take the turns of a finished conversation that TRL has not passed on. If another turn follows a missing one, or all
+        were taken and the episode is not over, run it again from its start. It ends truncated at its last turn, which settles
+        its shaping.
         """
         turns = [self._calls(message) for message in messages if message["role"] == "assistant"]
-        if turns[: len(self._taken)] != self._taken or not self._episode.done:
+        taken, faults = len(self._taken), self._episode.metrics.get("tool_faults", 0.0)
+        if turns[:taken] != self._taken or (len(turns) == taken and not self._episode.done):
             self._episode.start(self._seed, attempt=self._number)
             self._taken = []
         rest = turns[len(self._taken) :]
@@ -235,6 +237,8 @@ class _Environment:
                 self._episode.env.fits = lambda observation, context: False
             self._run_turn(calls)
         self._episode.env.fits = None
+        if faults:  # the model has read the failure, whatever a second run gave
+            self._episode.metrics["tool_faults"] = faults
 
     def _calls(self, message: Message) -> list[tuple[str, Any]]:
         functions = [call["function"] for call in message.get("tool_calls") or [] if "function" in call]

@@ -1,4 +1,4 @@
-"""The backends that work here: each is tried once per process, with a program that tests the isolation."""
+"""The backends that work here: each is tried in a process until it works, with a program that tests the isolation."""
 
 import subprocess
 import sys
@@ -44,6 +44,7 @@ def choose_backend(backend: str) -> str:
         raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
     chosen = "namespaces" if backend == "auto" else backend
     if (state := _state(chosen)) != "ok":
+        _state.cache_clear()  # it may pass, as too many open files do
         raise SandboxError(
             f"the sandbox backend {chosen!r} does not work here: {state}. It takes a machine that permits user namespaces; "
             'backend="unsafe" is for code that you trust'

@@ -178,6 +178,15 @@ def test_auto_never_means_unsafe(monkeypatch, fresh_probe):
         sandbox.run("print(1)")
 
 
+def test_a_backend_that_failed_once_is_tried_again(monkeypatch, fresh_probe):
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "execute", lambda *_, **__: sandbox.Completed("", "Too many open files", 1))
+        with pytest.raises(sandbox.SandboxError, match="Too many open files"):
+            probe.choose_backend("auto")
+    monkeypatch.setattr(probe, "execute", lambda *_, **__: sandbox.Completed("isolated\n", "", 0))
+    assert probe.choose_backend("auto") == "namespaces"
+
+
 def test_elsewhere_than_linux_it_says_so(monkeypatch, fresh_probe):
     monkeypatch.setattr(probe.sys, "platform", "darwin")
     assert set(sandbox.available().values()) == {"needs Linux, this is darwin"}

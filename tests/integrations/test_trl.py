@@ -1,15 +1,22 @@
 """`agent_envs.integrations.trl` with TRL's own `GRPOTrainer`."""
 
+import asyncio
 import json
 import os
 import runpy
 import sys
 from pathlib import Path
+from typing import ClassVar
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from plug_setup import MINIWIKI, SMALL, make_byte_tokenizer, make_model, make_policy
 
 from agent_envs.integrations import Episode, trl
+from agent_envs.rewards import Metric, Reward
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import TurnOutcome
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
@@ -159,6 +166,45 @@ def test_episodes_of_the_factory_earn_what_their_turns_earn(tmp_path, monkeypatc
     assert title in results[0][0] and "<" not in results[0][0] and results[0][1] == trl.ENDED
     assert len(results[3]) == 2 and results[4][3:] == [trl.ENDED, trl.ENDED]
     assert trainer.state.log_history[0]["env/score"] == pytest.approx(sum(scores) / 8) and 0 < sum(scores) < 6
+
+
+class Booking(ToolEnv):
+    REWARD = Reward(paid=(1.0, Metric("paid")))
+    booked: ClassVar[list[str]] = []
+
+    def __init__(self, **kwargs):
+        super().__init__((self.book,), instructions="Book.", **kwargs)
+
+    def book(self, what: str) -> str:
+        """books."""
+        self.booked.append(what)
+        if what == "nothing":
+            raise OSError("the server is down")
+        return f"booking {len(self.booked)}"
+
+    def begin(self, options):
+        return "A room, please.", {}
+
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"paid": float(any(result.text == "booking 1" for result in results))})
+
+
+@pytest.mark.parametrize(("what", "stopped", "runs", "earned"), [
+    ("a room", False, 1, 1.0), ("a room", True, 2, 0.0), ("nothing", False, 1, None), ("nothing", True, 2, None),
+])  # fmt: skip
+def test_a_conversation_that_ends_first_is_run_again_only_if_its_last_turn_was_taken(
+    monkeypatch, what, stopped, runs, earned
+):
+    monkeypatch.setitem(gymnasium.registry, "Test/Booking-v0", EnvSpec("Test/Booking-v0", entry_point=Booking))
+    Booking.booked.clear()
+    environment = trl.environment_factory("Test/Booking-v0")()
+    environment.reset(**trl.dataset("Test/Booking-v0", 1, native=True)[0])
+    said = asyncio.run(environment.book(what=what))
+    call = {"type": "function", "function": {"name": "book", "arguments": {"what": what}}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": "book", "content": said}]
+    messages += [] if stopped else [{"role": "assistant", "content": "Done."}]
+    assert trl.episode_return([messages], environments=[environment]) == [earned]
+    assert Booking.booked == [what] * runs
 
 
 @pytest.mark.parametrize("native", [False, True])

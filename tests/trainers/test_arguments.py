@@ -112,6 +112,7 @@ def test_a_run_stands_for_its_best_checkpoint_or_its_latest(tmp_path, capsys):
         (grpo.Args, dict(model="some/model", cold_start_skill=0.1), dict(model="tiny")),
         (grpo.Args, dict(model="some/model", cold_start_env_kwargs='{"k": 2}'), dict(model="tiny")),
         (evaluate.Args, dict(concurrency=3), dict(api="http://127.0.0.1:9/v1", model="small")),
+        (evaluate.Args, dict(model="some/model", agent_timeout=3.0), dict(agent="m:f")),
     ],
 )
 def test_what_makes_no_difference_is_refused(make, unused, used):

@@ -13,7 +13,6 @@ from agent_envs.tools import SearchTool
 from trainers import evaluate
 from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
-from trainers.evaluation import api_program
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.runtime.signals import TrainingStopped
@@ -141,10 +140,9 @@ def test_what_fails_is_counted_and_asked_again(program, tmp_path, capsys):
 
 def test_a_command_that_hangs_is_ended_and_fails_alone(program, tmp_path, monkeypatch):
     program.write_text("import time; print('hello', flush=True); time.sleep(60)")
-    monkeypatch.setattr(api_program.ApiProgram.__init__, "__defaults__", (0.3, 50))
-    begin = time.monotonic()
+    begin, agent = time.monotonic(), f"{sys.executable} {program}"
     with serve(lambda request: "hello") as chat:
-        rows = run(tmp_path / "out", api=chat.url, model="m", agent=f"{sys.executable} {program}", max_failed=1)
+        rows = run(tmp_path / "out", api=chat.url, model="m", agent=agent, agent_timeout=0.3, max_failed=1)
     assert rows[-1]["failed"] == 1 and time.monotonic() - begin < 20
     assert list(rows[-1]["problems"]) == ["TimeoutError: the program took more than 0.3 s without a call"]
 

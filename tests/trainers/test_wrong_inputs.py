@@ -38,6 +38,7 @@ BEFORE_TORCH = [
     ("grpo --env Bamboogle", "Bamboogle has only a test split"),
     ("grpo --env WebShop", "AgentR1/WebShop-v0 cannot be made: "),
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
+    ("grpo --env mine:Mine/Open-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Open-v0: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be an integer of at least 1, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
@@ -144,6 +145,9 @@ def place(tmp_path_factory, model_folder, short_run):
         "import gymnasium\nfrom agent_envs.tool_env import ToolEnv\nclass Task(ToolEnv):\n"
         "    def __init__(self, split='train'):\n        super().__init__()\n"
         "gymnasium.register('Mine/Task-v0', entry_point=Task)\n"
+        "from agent_envs.vector import vector_entry_point\nclass Open(ToolEnv):\n"
+        "    def __init__(self, **common):\n        super().__init__(**common)\n"
+        "gymnasium.register('Mine/Open-v0', entry_point=Open, vector_entry_point=vector_entry_point(Open))\n"
     )
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -112,6 +112,7 @@ class CallLog:
         if self.calls >= self.max_calls:
             self.refused = f"the episode has had its {self.max_calls} calls"
             raise CallRefused(400, self.refused, "calls_exceeded")
+        self.refused = ""
         self.calls += 1
         call.place = self.calls
         call.keys = [_key_of(message) for message in call.messages]

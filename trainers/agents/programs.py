@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from trainers.agents.task_file import find_function
+from trainers.runtime import signals
 from trainers.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Command:
         ) as process:  # fmt: skip
             assert process.stdin and process.stdout
             self._running[task.api_key] = process
+            signals.groups.add(process.pid)
             try:
                 with suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(json.dumps(task.described()).encode())
@@ -126,6 +128,7 @@ class Command:
             finally:
                 self.cancel(task)
                 del self._running[task.api_key]
+                signals.groups.discard(process.pid)
             if status:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - 5000))
                 told = errors.read().decode("utf-8", "replace").strip()

@@ -6,6 +6,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
@@ -50,7 +51,7 @@ class TaskEnv(ToolEnv):
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
-        self.task: dict[str, Any] = self.questions[number]
+        self.task: dict[str, Any] = deepcopy(self.questions[number])  # programs may change it
         self.outcome: Outcome = {"reward": 0.0}
         text = str(self.task.get("question") or json.dumps(self.task, ensure_ascii=False))
         return text, {"source": self.describe_source()}

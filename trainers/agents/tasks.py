@@ -38,8 +38,8 @@ class Task:
         self._episode.reward(value)
 
     def described(self) -> dict[str, Any]:
-        """The task as JSON, with the schemas of the tools."""
-        return self._fields | {"tools": [tool.schema for tool in self.tools]}
+        """The task as JSON, with the schemas of the environment's tools, if it has any."""
+        return self._fields | ({"tools": [tool.schema for tool in self.tools]} if self.tools else {})
 
 
 def _describe(env: ToolEnv) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ToolFunction:
         self.schema = function_schema(tool)
         self._episode, self._names = episode, list(tool.parameters.get("properties", {}))
 
-    def __call__(self, *values: Any, **arguments: Any) -> str:
+    def __call__(self, /, *values: Any, **arguments: Any) -> str:
         if len(values) > len(self._names):
             raise TypeError(f"{self.name} takes {len(self._names)} arguments, got {len(values)}")
         return self._episode.call_tool(self.name, dict(zip(self._names, values, strict=False)) | arguments)
@@ -106,7 +106,8 @@ class Episode(Generic[Log]):
         with self._lock:
             if self.ended or self._done:
                 return "The episode has ended."
-            if env.answers and len(env.history.turns) >= env.max_turns - 1:
+            most = math.inf if env.max_total_calls is None else env.max_total_calls
+            if (env.answers and len(env.history.turns) >= env.max_turns - 1) or len(env.history.calls) >= most:
                 return "No call is left: give the answer."
             self._step(Turn(calls=(ToolCall(name, dict(arguments)),)))
             return "The episode has ended." if self.ended else "\n".join(env.feedback)

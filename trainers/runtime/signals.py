@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+groups: set[int] = set()  # of processes that must not outlive this one
 
 
 class TrainingStopped(RuntimeError):
@@ -78,6 +79,9 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _state.received:
         # Show a hidden cursor again; wait for neither threads nor tools.
         os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"")
+        for group in tuple(groups):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         os._exit(128 + number)
     _state.received = number
     if not _state.deferring:

@@ -157,7 +157,9 @@ def test_beyond_its_limits_a_call_is_refused():
     with pytest.raises(CallRefused, match="tokens, and the model reads 30 with its turn") as refused:
         session.begin(Call(messages=[QUESTION]), 64, 30)
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+    assert session.refused
     ask(session, [QUESTION], say(session, "x"))
+    assert not session.refused  # an error from now on is the program's
     with pytest.raises(CallRefused, match="has had its 2 calls"):
         ask(session, [QUESTION], say(session, "x"))
     assert len(session.trajectory.steps) == 1

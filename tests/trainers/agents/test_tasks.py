@@ -1,5 +1,6 @@
 """What an episode takes from its program: finite rewards, results of the right kind, and nothing after its end."""
 
+import json
 import threading
 
 import pytest
@@ -44,7 +45,7 @@ def raise_unspeakable():
 @pytest.fixture
 def begin(tmp_path):
     def make():
-        (tmp_path / "tasks.jsonl").write_text('{"question": "x", "split": "train"}')
+        (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "x", "split": "train", "messages": ["first"]}))
         env = TaskEnv(str(tmp_path / "tasks.jsonl"))
         env.tools["hangs"], env.max_turns = Hangs(), 3
         _, info = env.reset(seed=0)
@@ -78,6 +79,23 @@ def test_a_tool_takes_no_more_arguments_than_it_has(begin):
     task, _ = begin()
     with pytest.raises(TypeError, match="hangs takes 0 arguments, got 1"):
         task.tools[0]("x")
+
+
+def test_a_call_beyond_the_calls_of_the_episode_is_not_made(begin, monkeypatch):
+    monkeypatch.setattr(Hangs, "execute_batch", lambda self, arguments: [ToolResult("soon")])
+    task, episode = begin()
+    episode.env.max_total_calls = 1
+    said = [task.tools[0](self=number) for number in range(2)]  # policies name arguments as they like
+    assert said == ["soon", "No call is left: give the answer."]
+    assert len(episode.env.history.calls) == 1
+
+
+def test_what_a_program_does_to_its_task_stays_there(begin):
+    task, episode = begin()
+    task["messages"].append("more")
+    assert task.described()["messages"] == ["first", "more"] and task.described()["tools"] == [task.tools[0].schema]
+    episode.env.reset(seed=0)
+    assert episode.env.task["messages"] == ["first"]
 
 
 def test_a_tool_that_hangs_does_not_act_in_the_next_episode(begin):

@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
 
 
 _TWICE = """
-import os, signal, time
-from trainers.runtime.signals import deferring, handle_signals
+import os, signal, subprocess, time
+from trainers.runtime.signals import deferring, groups, handle_signals
 with handle_signals(), deferring():
+    groups.add(subprocess.Popen(["sleep", "60"], start_new_session=True).pid)  # it has the output open
     os.kill(os.getpid(), signal.SIGTERM)
     print("the update goes on", flush=True)
     os.kill(os.getpid(), signal.SIGINT)
@@ -33,7 +34,7 @@ with handle_signals(), deferring():
 """
 
 
-def test_the_second_signal_ends_a_run_at_once():
+def test_the_second_signal_ends_a_run_and_its_programs_at_once():
     done = run_python(_TWICE)
     assert done.returncode == 128 + signal.SIGINT
     assert done.stdout == "the update goes on\n"
