@@ -186,12 +186,6 @@ def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:
         raise ValueError(f"{id} has no argument {unknown[0]!r}; it has: {', '.join(sorted(accepted))}")
 
 
-def lacks_split(spec: EnvSpec) -> bool:
-    """Whether a registered constructor has no argument ``split``, so that `ToolEnv.hold_out` has to set it."""
-    named = _named_parameters(spec)
-    return named is not None and "split" not in named
-
-
 def make_registered(id_or_spec: str | EnvSpec, **kwargs: Any) -> gymnasium.Env:
     """Call `gymnasium.make` with a spec, or an id as `find_spec` takes it. Raises as `find_spec` and `explaining` do."""
     spec = find_spec(id_or_spec) if isinstance(id_or_spec, str) else id_or_spec

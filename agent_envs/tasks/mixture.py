@@ -11,7 +11,7 @@ import gymnasium
 
 from agent_envs.formats import Format
 from agent_envs.generators.instances import choose_instance
-from agent_envs.integrations.hosting import find_spec, lacks_split, make_registered
+from agent_envs.integrations.hosting import make
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.utils.scripts import Script
@@ -71,14 +71,7 @@ class MixtureEnv(ToolEnv):
             raise ValueError(f"tasks must be ids with their weights, such as {json.dumps(_DEFAULT)}, got {tasks!r}")
         for id, requested in (_DEFAULT if tasks is None else tasks).items():
             weight, own = _weight_and_arguments(id, requested)
-            arguments, spec = {**kwargs, **own, "render_mode": render_mode}, find_spec(id)
-            split = arguments.pop("split", None) if lacks_split(spec) else None
-            task = make_registered(spec, **arguments).unwrapped
-            if not isinstance(task, ToolEnv):
-                raise ValueError(f"{id} is not a ToolEnv: leave it out of tasks")
-            if split is not None:
-                task.hold_out(split)
-            self.weights[id], self.tasks[id] = weight, task
+            self.weights[id], self.tasks[id] = weight, make(id, **{**kwargs, **own, "render_mode": render_mode})
         if not self.tasks:
             raise ValueError("a mixture needs at least one task")
         self.current = next(iter(self.tasks.values()))

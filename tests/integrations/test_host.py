@@ -32,6 +32,13 @@ def test_it_says_and_pays_what_the_environment_does():
                 break
 
 
+def test_a_mixture_takes_it_too():
+    env = MixtureEnv({PLAIN: 1, "AgentR1/Bandit-v0": 1}, split="validation")
+    alone, seed = hosting.make(PLAIN, split="validation"), int(np.random.default_rng(0).integers(2**31))
+    assert env.reset(seed=0, options={"task": PLAIN})[0] == alone.reset(seed=seed)[0]
+    assert env.step(TURNS[0])[:4] == alone.step(TURNS[0])[:4]
+
+
 def test_it_keeps_the_contract_of_this_suite():
     check_agent_env(hosting.make(PLAIN), steps=40)
 

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from agent_envs.data.hub import cache_folder
+from agent_envs.data.local import cache_folder
 from retrieval_index import durable
 from trainers.runtime.errors import UserError
 

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import random
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, cast
 import gymnasium
 import torch
 
+from agent_envs.data.local import cache_folder
 from agent_envs.generators.miniwiki import World, questions, vocabulary
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.vector import ToolVectorEnv
@@ -182,8 +182,7 @@ def _find_cache_folder(envs: ToolVectorEnv, seed: int, steps: int, demonstrator:
         asdict(demonstrator),
     ]
     name = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
-    return Path(root) / "tiny" / f"{VERSION}-{name}"
+    return cache_folder() / "tiny" / f"{VERSION}-{name}"
 
 
 def save(folder: Path, policy: Policy, seconds: float) -> None:
