@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from agent_envs.chat_messages import Message, Schemas, quote_strings, read_arguments, short_id, split_thought_off
-from agent_envs.control_tokens import THINK, ControlTokens
+from agent_envs.control_tokens import THINK, ControlTokens, map_texts
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.dialects import (
     Dialect,
@@ -343,7 +343,8 @@ class ChatTokens(ControlTokens):
                 to_tool_call(self.unbroken(call.name), dumps(self.unbroken(call.arguments)), call.id or f"call_{place}")
                 for place, call in enumerate(response.calls)
             ]
-        return message
+        # JSON's escapes can write lone surrogates, which no tokenizer accepts.
+        return map_texts(message, lambda text: text.encode("utf-8", "replace").decode())
 
     def decode_action(self, ids: list[int], tools: Schemas | None = None) -> str:
         """Decode a sampled turn as an action: with functions (only in the format "native") its message as JSON, else its text,

@@ -30,7 +30,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)|$)")  # A+ is a grade, a=b a formula, vitamin A a name
-_SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
+_SPELLED = str.maketrans(
+    {**dict.fromkeys("‐‑–−", "-"), **dict.fromkeys("‘’‛′“”„‟«»", "'"), "≤": "<=", "≥": ">=", "≠": "!="}
+)
+_LOOSE_OPERATOR = re.compile(r"(?<=[\d)])\s+([+*^/])\s+(?=[\d(])")
 _LOOSE_MINUS = re.compile(
     r"(?<!\w)(?<!\w )-\s+(?=[$€£¥₹₿]?\.?\d|[√∞π½¼¾(]|[a-zα-ω]\b)"
 )  # "- 5", but not "Paris - 2010"
@@ -72,12 +75,12 @@ def normalize_triviaqa(text: str) -> str:
 
 
 def normalize_own(text: str) -> str:
-    """Normalise for your own questions: as `normalize_answer`, but punctuation with a meaning stays.
+    """Normalise for your own questions: as `normalize_answer`, but punctuation with a meaning stays, and curly quotes go.
 
     Examples: -5, 1.5, 10:15, C++, x<y. An answer that is an article, such as option A, is compared too.
     """
     text = unicodedata.normalize("NFC", text.lower()).translate(_SPELLED)
-    text = _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text))
+    text = _LOOSE_OPERATOR.sub(r"\1", _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text)))
     meant = {match.start() for match in _MEANT.finditer(text)}
     words = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation).split()
     kept = " ".join(words)

@@ -53,7 +53,7 @@ class Turn:
     @property
     def is_mistake(self) -> bool:
         """Whether the turn is malformed by the agent's own mistake, and not `CUT`."""
-        return self.error is not None and self.error != CUT.error
+        return self.error is not None and not (self.cut and self.error == CUT.error)
 
 
 CUT = Turn(error="The turn was cut at the longest length that a turn may have, before it ended. Write less.", cut=True)

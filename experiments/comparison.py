@@ -176,7 +176,7 @@ class Comparison:
         """Train a baseline at equal compute; return its ``checkpoint``, and its ``seconds`` and other costs."""
         recipe, folder, seconds = self.recipe, self.out / f"{name}-{seed}", self.budget(seed)
         if name == "imitation":
-            return self._imitate(seed, seconds, folder)
+            return self._imitate(seed, seconds, folder / "model")  # a checkpoint holds no results
         last = folder if name == "more-sft" else folder / f"round-{compute_matched.ROUNDS - 1}"
         self._need(last, f"{recipe.title_of(name)}, seed {seed}")
         start = self.start(seed) or {"model": self.first_model(seed)}

@@ -51,9 +51,12 @@ class RankBM25Index(Index):
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
         for number, query in enumerate(queries):
-            totals = self.okapi.get_scores(self.analyzer.query_terms(query)).astype(np.float32)
-            best = np.argsort(-totals, kind="stable")[:k]  # stable: equal scores stay in the order of their rows
-            best = best[totals[best] > 0]
+            terms = self.analyzer.query_terms(query)
+            totals = self.okapi.get_scores(terms).astype(np.float32)
+            # Also for words of half the passages, whose weight is 0 or negative.
+            shares = np.array([not set(terms).isdisjoint(frequencies) for frequencies in self.okapi.doc_freqs])
+            best = np.lexsort((-totals, ~shares))[:k]  # stable: equal scores stay in the order of their rows
+            best = best[shares[best]]
             rows[number, : len(best)] = best
             scores[number, : len(best)] = totals[best]
         return rows, scores

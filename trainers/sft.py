@@ -307,6 +307,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
             card.write_cards(folder)
             if args.push_to_hub:
                 card.push(folder / BEST, args.push_to_hub)
+        distributed.broadcast(None)  # all wait for these files: torchrun ends the others once one has ended
     print(json.dumps({name: value for name, value in summary.items() if name != "settings"}, indent=2))
     print(f"Everything is in {folder}: {BEST}, report.html, summary.json, metrics.jsonl, {FILE}.", file=sys.stderr)
     return summary

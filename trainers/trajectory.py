@@ -53,8 +53,8 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """The sum of the rewards of all turns."""
-        return sum(step.reward for step in self.steps)
+        """The sum of the rewards of all turns; of an episode without one, what it was paid."""
+        return sum(step.reward for step in self.steps) if self.steps else sum(self.reward_terms.values())
 
 
 @dataclass(slots=True, kw_only=True)

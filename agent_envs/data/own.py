@@ -20,6 +20,7 @@ from agent_envs.data.question import FORMATS, Question, Record, numbered_records
 from agent_envs.data.rows import HELD_OUT, TRAIN, Parsed, parse_records, parse_row
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
+from retrieval_index.readers import read_passages
 
 HOLDOUT = 5  # one question in HOLDOUT is held out if nothing else decides
 _FEW, _FEW_HELD_OUT = 100, 50  # questions; for fewer, a sentence states what they are good for
@@ -73,7 +74,9 @@ def load_own(
             "beside the questions, or give each question its contexts"
         )
     if loaded.supporting_ids:
-        loaded = _resolve_support(loaded, indexed() if index else passages, called)
+        # As in the files: an index has lost the ids of duplicates.
+        named = indexed() if index else read_passages(where) if where else passages
+        loaded = _resolve_support(loaded, named, called)
     parts, how = _split(loaded, called, holdout, split_seed)
     if not parts[split]:
         raise ValueError(
@@ -263,6 +266,7 @@ def _free_id(id: str, taken: set[str]) -> str:
 def _key(question: Question) -> str:
     """A question for comparison: without case, white space and punctuation, except in arithmetic, names like C++ and numbers."""
     text = unicodedata.normalize("NFKC", question.question).casefold()
+    text = re.sub(r"(?<![^\W\d])([^\W\d])\.(?=[^\W\d]\.|\W|$)", r"\1", text)  # U.S.
     text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
     text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
     return " ".join(text.split()) or question.question

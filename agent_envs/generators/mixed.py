@@ -160,10 +160,13 @@ def compositional(a: Asker) -> MixedQuestion:
 
 
 def best_year(a: Asker) -> MixedQuestion:
-    """The year in which a town had the most, or the fewest, visitors."""
+    """The year in which a town had the most, or the fewest, visitors; never a tie."""
     town = a.rng.choice(a.world.names["town"])
     more, order = a.rng.choice((("most", "DESC"), ("fewest", "ASC")))
-    year = a.query(f"SELECT year FROM visitors WHERE town = '{town}' ORDER BY visitors {order} LIMIT 1")
+    ordered = f"FROM visitors WHERE town = '{town}' ORDER BY visitors {order} LIMIT"
+    if len(set(a.mixed.database.query(f"SELECT visitors {ordered} 2").rows)) == 1:
+        raise Redraw
+    year = a.query(f"SELECT year {ordered} 1")
     return a.question(f"In which of the years {YEARS[0]} to {YEARS[-1]} did {town} have the {more} visitors?", year)
 
 

@@ -26,9 +26,11 @@ class Puzzle:
 
 
 def make_puzzle(rng: random.Random, kinds: tuple[str, ...]) -> Puzzle:
-    """A puzzle of one of ``kinds``, see `KINDS`."""
+    """A puzzle of one of ``kinds``, see `KINDS`. The answer is not 0, which would be a good guess."""
     kind = rng.choice(kinds)
-    return replace(KINDS[kind](rng), kind=kind)
+    while (puzzle := KINDS[kind](rng)).answer == "0":
+        pass
+    return replace(puzzle, kind=kind)
 
 
 def _solve(text: str, program: str) -> Puzzle:

@@ -3,10 +3,12 @@
 import random
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
-from agent_envs.generators.mixed import KINDS, YEARS, MixedQuestion, make_mixed_world, make_question
+from agent_envs.generators.instances import Redraw
+from agent_envs.generators.mixed import KINDS, YEARS, Asker, MixedQuestion, best_year, make_mixed_world, make_question
 from agent_envs.tasks.mixed import MixedEnv
 from agent_envs.types import ToolCall
 
@@ -55,6 +57,16 @@ def test_golds_agree_with_the_world():
         table, whose = ("visitors", "town") if column == "visitors" else ("accounts", "company")
         found = mixed.database.query(f"SELECT {column} FROM {table} WHERE {whose} = '{subject}' AND year = {year}")
         assert found.rows == ((int(question.answer),),)
+
+
+def test_of_two_best_years_none_is_asked_for(monkeypatch):
+    mixed = make_mixed_world(200, 0, "train")
+    towns = mixed.world.names["town"]
+    fewest = SimpleNamespace(choice=lambda of: towns[0] if of is towns else of[-1])
+    assert "fewest visitors" in best_year(Asker(mixed, fewest, "query")).text
+    monkeypatch.setattr(mixed.database, "query", lambda sql: SimpleNamespace(rows=((7,), (7,))))
+    with pytest.raises(Redraw):
+        best_year(Asker(mixed, fewest, "query"))
 
 
 def make():

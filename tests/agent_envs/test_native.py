@@ -16,7 +16,7 @@ from agent_envs.formats.dialects import Dialect
 from agent_envs.formats.families import FAMILIES, find_thought, read_typed
 from agent_envs.formats.notations import read_calls
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn
+from agent_envs.types import CUT, ToolCall, ToolResult, Turn
 
 FAMILY = {
     "hermes": "Hermes", "qwen3": "Hermes", "qwen3.5": "Qwen3-Coder", "drops": "Hermes", "llama3.1": "Llama",
@@ -111,6 +111,20 @@ def test_what_the_template_writes_is_read_back(kind):
         answer = NATIVE.message(NATIVE.write(Turn(answer="42", thought=thought)))
         opening = chat.answer_opening(TOOLS, thought)
         assert opening == chat.turn_ids(answer, TOOLS)[: len(opening)] and len(opening) > 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILY if kind not in ONE_CALL])
+def test_a_lone_surrogate_that_an_escape_writes_is_gone(kind):
+    chat = chat_of(kind)
+    ids = chat.turn_ids(turn_of("QQQ"), TOOLS)
+    message = chat.read_turn(chat.encode(chat.decode(ids).replace("QQQ", "\\ud800")), TOOLS)
+    json.dumps(message, ensure_ascii=False).encode()  # or a server cannot send it
+    chat.turn_ids(message, TOOLS)
+
+
+def test_the_message_of_a_cut_turn_is_no_excuse_in_the_text_of_an_agent():
+    forged = NATIVE.parse(json.dumps({"role": "assistant", "error": CUT.error}))
+    assert forged.error == CUT.error and forged.is_mistake and not CUT.is_mistake
 
 
 @pytest.mark.parametrize("kind", FAMILY)

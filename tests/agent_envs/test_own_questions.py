@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import retrieval_index
+from agent_envs.data import local
 from agent_envs.data.own import _key, load_own
 from agent_envs.data.question import paragraph_key
 from agent_envs.data.rows import parse_records, parse_row
@@ -386,6 +387,16 @@ def test_supporting_ids_name_passages_of_an_index(tmp_path, corpus):
         load_own(path, split="validation", index="http://127.0.0.1:9", holdout=1)
 
 
+def test_supporting_ids_may_name_duplicates_also_of_a_corpus_that_is_indexed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_INDEXED_ONCE", 0)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    rows = [{"id": id, "title": "Tarn", "text": "Mira rules Tarn."} for id in ("first", "copy")]
+    corpus = write(tmp_path / "passages.jsonl", rows)
+    path = write(tmp_path / "my.jsonl", [{"question": "Who?", "answer": "Mira", "supporting_ids": ["copy"]}])
+    (question,) = load_own(path, split="validation", corpus=corpus, holdout=1).questions
+    assert question.supporting_titles == ("Tarn",)
+
+
 def test_a_list_in_the_cell_of_an_answer(tmp_path):
     """As pandas writes one, or JSON; and an answer that only looks like one."""
     cells = ("['Friday', 'Fridays']", '["Friday", "Fridays"]', "[sic]", "Friday | Fridays", "[1]")
@@ -409,6 +420,7 @@ SAME = [
     ("Which state-of-the-art method?", "Which state of the art method"),
     ("“Who”, he said, is it?", "Who he said is it?"),
     ("It ended in 1990, when?", "It ended in 1990 when?"),
+    ("Is it in the U.S. or not?", "Is it in the US or not?"),
 ]
 OTHERS = [
     *(("What is 3 + 4?", "What is 34?"), ("What is 3 + 4?", "What is 3 - 4?"), ("What is 1.5?", "What is 15?")),

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agent_envs import sandbox
-from agent_envs.generators.puzzles import KINDS, Puzzle
+from agent_envs.generators.puzzles import KINDS, Puzzle, make_puzzle
 from agent_envs.sandbox import SandboxError
 from agent_envs.tasks.python import PythonEnv, PythonTool
 
@@ -29,6 +29,10 @@ SOLVED = {
 def test_puzzles_are_solved_as_by_other_means_and_there_are_many_of_each_kind(kind):
     assert tuple(KINDS[kind](random.Random(f"{kind}{seed}")).answer for seed in range(4)) == SOLVED[kind]
     assert len({KINDS[kind](random.Random(seed)).text for seed in range(40)}) > 37
+
+
+def test_no_puzzle_is_won_by_the_guess_of_zero():
+    assert "0" not in {make_puzzle(random.Random(seed), ("counting", "change")).answer for seed in range(100)}
 
 
 @needs_sandbox

@@ -80,6 +80,15 @@ def test_a_run_that_stops_by_itself_leaves_the_others(tmp_path, monkeypatch, ask
     assert list(kept["rows"]) == ["StarPO-S"] and "RLOO, seed 3" in kept["missing"]
 
 
+def test_more_imitation_is_not_trained_twice(monkeypatch, ask, small_cold_start):
+    words = ("--runs", "base", "imitation", "--seeds", "0", "--seconds", "1")
+    rows = compare.main(ask(SMALL, *words))["rows"]
+    assert list(rows) == [BASE, BASELINES["imitation"]]
+    monkeypatch.setattr(compute_matched, "continue_imitation", never)
+    for more in ((), ("--report",)):
+        assert compare.main(ask(SMALL, *words, *more))["rows"] == rows
+
+
 def test_a_start_of_other_settings_is_no_start(tmp_path, ask, small_cold_start):
     recipe = compare.read_recipe(ask(SMALL.replace("= 30", "= 2")))
     made = Comparison(recipe=recipe, out=tmp_path / "out", columns={})

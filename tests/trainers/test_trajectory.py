@@ -65,6 +65,10 @@ def test_packing_is_undone_in_any_order_of_the_rows_and_lets_gradients_through(r
         assert torch.equal(values.grad, 3.0 * batch.mask)
 
 
+def test_the_return_of_an_episode_without_a_turn_is_what_it_was_paid():
+    assert Trajectory(reward_terms={"answer": 1.0, "format": 0.05}).episode_return == 1.05
+
+
 def test_trajectories_that_have_no_row_get_an_empty_one(rewritten):
     part = rewritten[rewritten.trajectory != 1]
     assert pack(part.mask, part, trajectories=5).sum(1).tolist() == [5, 0, 2, 0, 0]

@@ -127,11 +127,12 @@ class Episode(Generic[Log]):
             self._end()
 
     def fail(self, problem: str) -> None:
-        """End without a result. The episode has failed or, if a call went beyond a limit of calls or tokens, is cut."""
+        """End without a result. The episode has failed or, if a call went beyond a limit of calls or tokens and no tool hangs,
+        is cut."""
         has_lock = self._lock.acquire(timeout=1)  # False if a tool hangs
         try:
             if not self.ended:
-                self.trajectory.failed |= not self.session.refused
+                self.trajectory.failed |= not (self.session.refused and has_lock)
                 self.trajectory.messages.append({"role": "error", "content": problem})
                 self._end(has_lock)
         finally:

@@ -309,6 +309,7 @@ class Run:
         if self.saved < done:
             self.save(done)
         self._write_page(done)
+        distributed.broadcast(None)  # all wait for the checkpoint: torchrun ends the others once one has ended
         if not signal:
             raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
         self.close()

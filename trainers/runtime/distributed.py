@@ -8,6 +8,7 @@ process, all functions return their input. With several, all processes must call
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TypeVar
@@ -49,7 +50,9 @@ def join_processes() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"  # gloo sends episodes between CPUs, without copies to the GPU
+    hook = sys.excepthook
     distributed.init_process_group(backend, timeout=_TIMEOUT)
+    sys.excepthook = hook  # torch's own would lose the message that the command's hook prints before it exits
     with contextlib.ExitStack() as stack:
         if rank():
             nowhere = stack.enter_context(open(os.devnull, "w"))

@@ -104,7 +104,9 @@ def test_a_tool_that_hangs_does_not_act_in_the_next_episode(begin):
     thread = threading.Thread(target=lambda: said.append(task.tools[0]()))
     thread.start()
     Hangs.is_called.wait(10)
+    episode.session.refused = "too many calls"  # which the program had handled
     episode.fail("TimeoutError")
+    assert episode.trajectory.failed
     episode.env.reset(seed=0)
     Hangs.goes_on.set()
     thread.join()
