@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agent_envs.data.local import cache_folder
@@ -18,7 +19,23 @@ from retrieval_index import durable
 from trainers.runtime.errors import UserError
 
 SUFFIX = ".gguf"
-_VERSION = 2  # of the conversion
+ARCHITECTURES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+)  # of the others, transformers ignores metadata or was not compared
+SPLITS = ("default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "tekken")  # of text, which transformers knows
+_CONTROL = 3  # the type of a token
+_VERSION = 3  # of the conversion
+_YARN = (
+    "attn_factor",
+    "yarn_attn_factor",
+    "yarn_ext_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_log_multiplier",
+)
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -59,6 +76,9 @@ def convert(path: str | Path, has_template: bool = False) -> Path:
     architecture, special_ids, holds_template = _read_header(path)
     if not has_template and not holds_template:
         raise UserError(f"{path.name} has no chat template: use an instruction-tuned model, or --chat-template FILE")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UserError(f"{path.name}: GGUF is read of {known}, not of {architecture!r}: take the original model")
     print(f"{path.name} ({architecture}) is converted once, into {folder}", file=sys.stderr)
     try:
         durable.make_folder(root)
@@ -98,56 +118,87 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
         loaded: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
     except (ValueError, NotImplementedError, LookupError, AttributeError, TypeError) as error:
         raise UserError(
-            f"{path.name}: transformers {transformers.__version__} cannot read a GGUF of the architecture "
-            f"{architecture!r}: {' '.join(str(error).split())[:200]}"
+            f"{path.name}: transformers {transformers.__version__} cannot read it: {' '.join(str(error).split())[:200]}"
         ) from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):  # the library would initialise them at random
         raise UserError(f"{path.name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
-    _restore_rope_scaling(path, architecture, model.config)
+    # What transformers leaves out without a word (5.23) is restored, or the file is refused.
+    held = _Held(path, architecture)
+    for problem in (held.find_unread(model), held.restore_angles(model.config), held.restore_words(tokenizer)):
+        if problem:
+            raise UserError(f"{path.name} {problem}, which is not read from GGUF: take the original model")
     # Some versions of transformers take bos for eos.
     for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))
+    if ends := held.find_ends():
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
     # The weights are plain numbers here; these entries would still describe them as packed.
     del model.hf_quantizer, model.config.quantization_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
 
-def _restore_rope_scaling(path: Path, architecture: str, config: PreTrainedConfig) -> None:
-    """Write the file's scaling of rotary angles into the configuration; transformers reads it for gpt-oss only (5.23).
+class _Held:
+    """What a GGUF file holds. The methods return why a model cannot be made of it; "" if it can."""
 
-    Raises:
-        ValueError: the scaling is of another kind.
-    """
-    import gguf
+    def __init__(self, path: Path, architecture: str):
+        import gguf
 
-    if architecture == "gpt-oss":
-        return
-    reader = gguf.GGUFReader(path)
-    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+        self._reader, self._architecture = gguf.GGUFReader(path), architecture
 
-    def read(key: str) -> Any:
-        field = reader.get_field(f"{architecture}.rope.scaling.{key}")
+    def _read(self, key: str) -> Any:
+        field = self._reader.get_field(key)
         return field and field.contents()
 
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)  # Gemma 3 scales those layers only
-    kind, factors = read("type") or "none", tensors.get("rope_freqs.weight")
-    if factors is not None:  # llama.cpp has no other sign of this kind, which Llama 3.1 and later have
-        kind = "llama3"
-        known = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-        rope |= {"rope_type": kind, "factor": float(factors.max()), **known}
-        scaled, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        plain = rope["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
-        is_known = len(factors) == len(scaled) and np.allclose(factors, plain / scaled, rtol=1e-3)
-    else:
-        is_known = kind in ("none", "linear", "yarn") and not any("rope_factors_" in name for name in tensors)
-        if is_known and kind != "none":
-            rope |= {"rope_type": kind, "factor": float(read("factor"))}
+    def find_unread(self, model: PreTrainedModel) -> str:
+        """Find weights that the model class has no place for, and a scale that the file does not hold."""
+        held = sum(int(tensor.n_elements) for tensor in self._reader.tensors if not tensor.name.startswith("rope_"))
+        if held > sum({weight.data_ptr(): weight.numel() for weight in model.state_dict().values()}.values()):
+            return f"holds weights that {type(model).__name__} lacks"
+        size, scale = (getattr(model.config, name, None) for name in ("head_dim", "query_pre_attn_scalar"))
+        return "scales attention" if scale not in (None, size) else ""  # Gemma 3 with 27 B weights
+
+    def restore_angles(self, config: PreTrainedConfig) -> str:
+        """Write the scaling of rotary angles into the configuration."""
+        prefix, problem = f"{self._architecture}.rope.scaling.", "scales rotary angles"
+        tensors = {tensor.name: tensor.data for tensor in self._reader.tensors}
+        rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+        rope = rope.get("full_attention", rope)  # Gemma 3 scales those layers only
+        kind, factors = self._read(f"{prefix}type") or "none", tensors.get("rope_freqs.weight")
+        if factors is not None:  # llama.cpp has no other sign of this kind, which Llama 3.1 and later have
+            known = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+            rope |= {"rope_type": "llama3", "factor": float(factors.max()), **known}
+            scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+            plain = rope["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
+            is_same = len(factors) == len(scaled) and np.allclose(factors, plain / scaled, rtol=1e-3)
+            return "" if is_same else problem
+        more = [name for name in _YARN if self._read(f"{prefix}{name}")]
+        if kind not in ("none", "linear", "yarn") or more or any("rope_factors_" in name for name in tensors):
+            return problem
+        if kind != "none":
+            rope |= {"rope_type": kind, "factor": float(self._read(f"{prefix}factor"))}
         if kind == "yarn":
-            rope["original_max_position_embeddings"] = int(read("original_context_length"))
-    if not is_known:
-        raise UserError(
-            f"{path.name} scales rotary angles in a way that is not read from GGUF: take the original model"
-        )
+            rope["original_max_position_embeddings"] = int(self._read(f"{prefix}original_context_length"))
+        return ""
+
+    def restore_words(self, tokenizer: Any) -> str:
+        """Let the tokenizer split text as the original does, and check its control tokens."""
+        splits = self._read("tokenizer.ggml.pre") or "default"
+        if splits == "smollm":
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            )
+        elif splits not in SPLITS and self._read("tokenizer.ggml.model") == "gpt2":
+            return f"splits text in the way {splits!r}"
+        kinds, tokens = self._read("tokenizer.ggml.token_type") or (), self._read("tokenizer.ggml.tokens") or ()
+        for id, (kind, token) in enumerate(zip(kinds, tokens, strict=False)):
+            if kind == _CONTROL and tokenizer.encode(token, add_special_tokens=False) != [id]:
+                return f"has the control token {token!r}"
+        return ""
+
+    def find_ends(self) -> list[int]:
+        """Find the ids of tokens that end a turn."""
+        ids = (self._read(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+        return sorted({int(id) for id in ids if id is not None})

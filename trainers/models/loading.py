@@ -211,6 +211,7 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer in tokenizer.json. For some model types AutoTokenizer would replace it by the type's default."""
     path_or_id = _to_folder(path_or_id, has_template=True)
     try:
-        return PreTrainedTokenizerFast.from_pretrained(path_or_id)
+        # Mistral's older files hold a wrong pattern; of no other tokenizer does this change anything.
+        return PreTrainedTokenizerFast.from_pretrained(path_or_id, fix_mistral_regex=True)
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer
         return AutoTokenizer.from_pretrained(path_or_id)

@@ -22,9 +22,9 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "gguf"
 
 
-def write_gguf(path, policy, architecture="llama", template=True, scaling=None, factors=None, without=None):
-    """The policy's model, a Llama, with its matrices in eight bits. ``scaling``, ``factors``: of its rotary angles, as metadata
-    and as a tensor. ``without``: the name of a weight that is left out."""
+def write_gguf(path, policy, architecture="llama", template=True, without=None, more=lambda writer: None):
+    """The policy's model, a Llama, with its matrices in eight bits. ``without``: the name of a weight that is left out.
+    ``more``: adds to the file."""
     config, tokenizer = policy.model.config, policy.tokenizer
     writer = ggml.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -48,12 +48,7 @@ def write_gguf(path, policy, architecture="llama", template=True, scaling=None, 
     writer.add_pad_token_id(tokenizer.pad_token_id)
     if template:
         writer.add_chat_template(tokenizer.chat_template)
-    if scaling:
-        writer.add_rope_scaling_type(ggml.RopeScalingType(scaling["rope_type"]))
-        writer.add_rope_scaling_factor(scaling["factor"])
-        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
-    for name, values in (factors or {}).items():
-        writer.add_tensor(name, values)
+    more(writer)
     names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "attn_output"}
     names |= {f"{n}_proj": f"attn_{n}" for n in "qkv"} | {f"{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")}
@@ -114,10 +109,15 @@ def test_angles_are_scaled_as_in_the_original(scaling, policy, tmp_path):
     config.rope_parameters["rope_theta"] = 500_000.0
     plain = rotary_angles(config)
     config.rope_parameters |= scaling
-    expected, written = rotary_angles(config), {"scaling": scaling}
-    if scaling is LLAMA3:  # which llama.cpp writes as a tensor
-        written = {"factors": {"rope_freqs.weight": (plain / expected).numpy()}}
-    path = write_gguf(tmp_path / "model.gguf", policy, **written)
+    expected = rotary_angles(config)
+
+    def add(writer):
+        if scaling is LLAMA3:  # which llama.cpp writes as a tensor
+            writer.add_tensor("rope_freqs.weight", (plain / expected).numpy())
+        else:
+            scale_angles(writer, **scaling)
+
+    path = write_gguf(tmp_path / "model.gguf", policy, more=add)
     found = load_policy(path, "cpu").model.model.rotary_emb
     assert torch.allclose(found.inv_freq, expected) and not torch.allclose(expected, plain)
     assert found.attention_scaling == pytest.approx(1.1386 if scaling is YARN else 1.0, abs=1e-4)
@@ -127,15 +127,55 @@ def rotary_angles(config):
     return LlamaRotaryEmbedding(config).inv_freq
 
 
-def test_other_scalings_of_angles_and_missing_weights_are_refused(policy, tmp_path):
-    half = policy.model.config.head_dim // 2
-    for number, (written, said) in enumerate([
-        ({"factors": {"rope_freqs.weight": np.full(half, 2.0, np.float32)}}, "scales rotary angles in a way"),
-        ({"factors": {"rope_factors_long.weight": np.ones(half, np.float32)}}, "scales rotary angles in a way"),
-        ({"without": "model.layers.0.self_attn.q_proj.weight"}, "lacks 1 weights of LlamaForCausalLM, such as .*q_proj"),
-    ]):  # fmt: skip
-        with pytest.raises(ValueError, match=said):
-            load_policy(write_gguf(tmp_path / f"{number}.gguf", policy, **written), "cpu")
+def scale_angles(writer, rope_type="yarn", factor=4.0, original_max_position_embeddings=64):
+    writer.add_rope_scaling_type(ggml.RopeScalingType(rope_type))
+    writer.add_rope_scaling_factor(factor)
+    writer.add_rope_scaling_orig_ctx_len(original_max_position_embeddings)
+
+
+def add_tensor(name):
+    return lambda writer: writer.add_tensor(name, np.full(4, 2.0, np.float32))
+
+
+REFUSED = {
+    "scales rotary angles, which is not read": [
+        add_tensor("rope_freqs.weight"),  # of no known scaling
+        add_tensor("rope_factors_long.weight"),
+        lambda writer: (scale_angles(writer), writer.add_rope_scaling_yarn_beta_fast(16.0)),
+    ],
+    "holds weights that LlamaForCausalLM lacks": [add_tensor("blk.0.attn_output.bias")],
+    "splits text in the way 'deepseek-llm'": [lambda writer: writer.add_tokenizer_pre("deepseek-llm")],
+}
+
+
+@pytest.mark.parametrize(("said", "more"), [(said, more) for said in REFUSED for more in REFUSED[said]])
+def test_what_the_library_would_leave_out_is_refused(said, more, policy, tmp_path):
+    with pytest.raises(ValueError, match=f"{said}.* take the original model"):
+        load_policy(write_gguf(tmp_path / "model.gguf", policy, more=more), "cpu")
+
+
+def test_a_file_that_lacks_weights_is_refused(policy, tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", policy, without="model.layers.0.self_attn.q_proj.weight")
+    with pytest.raises(ValueError, match=r"lacks 1 weights of LlamaForCausalLM, such as .*q_proj"):
+        load_policy(path, "cpu")
+
+
+def test_words_and_ends_are_those_of_the_original(policy, tmp_path):
+    end = policy.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    more = lambda writer: (writer.add_tokenizer_pre("smollm"), writer.add_eot_token_id(end))  # noqa: E731
+    loaded = load_policy(write_gguf(tmp_path / "model.gguf", policy, more=more), "cpu")
+    split = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("\n\n12")
+    assert [word for word, _ in split] == ["ĊĊ", "1", "2"]
+    assert sorted(loaded.model.generation_config.eos_token_id) == sorted({end, policy.tokenizer.eos_token_id})
+
+
+def test_a_control_token_that_would_be_read_as_text_is_refused(policy, tmp_path, monkeypatch):
+    """transformers spells letters outside of ASCII anew."""
+    write = ggml.GGUFWriter.add_token_list
+    renamed = lambda self, tokens: write(self, [t.replace("<|endoftext|>", "<｜end▁of▁text｜>") for t in tokens])  # noqa: E731
+    monkeypatch.setattr(ggml.GGUFWriter, "add_token_list", renamed)
+    with pytest.raises(ValueError, match="has the control token '<｜end▁of▁text｜>', which is not read"):
+        load_policy(write_gguf(tmp_path / "model.gguf", policy), "cpu")
 
 
 def test_it_is_converted_once_and_again_when_the_file_changes(file, cache, capsys):
@@ -156,7 +196,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatc
     (tmp_path / "part.gguf").write_bytes((tmp_path / "plain.gguf").read_bytes()[:-100])
     for name, said in [
         ("part.gguf", "or an incomplete one"),
-        ("other.gguf", "cannot read a GGUF of the architecture 'rwkv6'"),
+        ("other.gguf", "GGUF is read of llama, qwen2, qwen3, gemma3, not of 'rwkv6'"),
         ("plain.gguf", "plain.gguf has no chat template: .* or --chat-template FILE"),
     ]:
         with pytest.raises(ValueError, match=said) as error:
