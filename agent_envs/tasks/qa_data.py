@@ -34,7 +34,7 @@ class QATask:
     """Questions of a benchmark, a searcher over its corpus, and its metric.
 
     ``source`` names the origin of the questions for reports; ``warning`` is not empty if they are a stand-in. If ``drawn``,
-    the first n questions are a random sample; those of a file keep its order. ``training`` loads the training questions.
+    the first n questions are what drawing n gives; those of a file keep its order. ``training`` loads the training questions.
     """
 
     name: str
@@ -248,8 +248,9 @@ def miniwiki(
     Args:
         split: ``"train"``, or ``"validation"`` for a world that shares no entity name with any training world.
         entities: size of the world, in articles.
-        types: question types, drawn in equal shares.
-        hops: length of the chain in bridge and compositional questions, 2 to 4; several lengths are drawn in equal shares.
+        types: question types, drawn in turn. Questions that a world has few of, such as those with the answer "yes", come less
+            often, and rarer towards the end.
+        hops: length of the chain in bridge and compositional questions, 2 to 4; several lengths are drawn in turn.
         difficulty: see `agent_envs.generators.miniwiki.World`.
         world_seed: another seed gives another world of the same split.
         questions: how many different questions to draw.
