@@ -62,6 +62,7 @@ class Call:
     body: Mapping[str, Any] = field(default_factory=dict)  # the request as received
     answer: "Future[Turn]" = field(default_factory=Future)
     keys: list[_Key] = field(default_factory=list)  # of its messages and, once sampled, of its turn
+    shown: list[Message] = field(default_factory=list)  # the same in the form of records
     row: "Call | None" = None  # the earlier call that it extends
     starts: bool = False  # it begins a row
     prompt: list[int] = field(default_factory=list)
@@ -130,14 +131,16 @@ class CallLog:
     def add(self, call: Call, message: Message, step: Step, error: str, was_cut: bool) -> None:
         """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
         latest, trajectory = (self._answered[-1] if self._answered else None), self.trajectory
+        known = call.row.shown if call.row is not None else []
+        call.shown = [*known, *(self._escape(_shown(each)) for each in call.messages[len(known) :]), _shown(message)]
         # A row that other calls have interrupted is shown from its beginning.
-        known = len(call.row.keys) if call.row is not None and call.row is latest else 0
+        new = call.shown[len(known) if call.row is latest else 0 : -1]
         self.rows += call.starts
         call.message, call.step = message, step
         call.keys.append(_key_of(message))
         self._answered.append(call)
-        new = [self._escape(_shown(each)) for each in call.messages[known:]]
-        if not known and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
+        is_whole = len(new) + 1 == len(call.shown)
+        if is_whole and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
             new.insert(0, {"role": "system", "content": ""})
         label = self.before_turn()
         with self._lock:
@@ -149,7 +152,7 @@ class CallLog:
             step.reward = self._owed["reward"]
             trajectory.turns.append(self._owed | seen | said)
             self._owed = _new_turn()
-            trajectory.messages.append(_shown(message))
+            trajectory.messages.append(call.shown[-1])
             trajectory.anchors.append(label)
             trajectory.steps.append(step)
 

@@ -195,6 +195,7 @@ def test_a_record_shows_conversations_that_take_turns_one_after_the_other():
     shown = [message["content"] for message in session.trajectory.messages]
     assert shown[-5:] == ["Be brief.", QUESTION["content"], "one", "Go on.", "three"]
     assert [turn["message"] for turn in session.trajectory.turns] == [2, 5, 10]
+    assert session.trajectory.messages[0] is session.trajectory.messages[-5]  # held and sent once, however often shown
     assert session.rows == 2
 
 
