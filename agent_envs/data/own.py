@@ -266,7 +266,7 @@ def _free_id(id: str, taken: set[str]) -> str:
 def _key(question: Question) -> str:
     """A question for comparison: without case, white space and punctuation, except in arithmetic, names like C++ and numbers."""
     text = unicodedata.normalize("NFKC", question.question).casefold()
-    text = re.sub(r"(?<![^\W\d])([^\W\d])\.(?=[^\W\d]\.|\W|$)", r"\1", text)  # U.S.
+    text = re.sub(r"(?<![^\W\d])([^\W\d])\.(?:\s+(?=[^\W\d]\.)|(?=[^\W\d]\.|\W|$))", r"\1", text)  # U.S., J. K.
     text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
     text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
     return " ".join(text.split()) or question.question

@@ -178,7 +178,7 @@ class Booking(ToolEnv):
     def book(self, what: str) -> str:
         """books."""
         self.booked.append(what)
-        if what == "nothing":
+        if what == "nothing" and len(self.booked) == 1:
             raise OSError("the server is down")
         return f"booking {len(self.booked)}"
 

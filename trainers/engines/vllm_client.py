@@ -41,7 +41,9 @@ class VLLMClient:
         self.processed: collections.Counter[str] = collections.Counter()  # only the server could tell
         self._stop, self._is_complete, self._end_ids = stop, StopChecker(policy, stop), sorted(policy.end_ids)
         self._dtype = policy.dtype
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=MAX_CONNECTIONS))
+        # Idle connections are given up before the server closes them, after 5 s, perhaps as a request is on its way.
+        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=2.0)
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT, limits=limits)
         try:
             (served, *_) = self._answer(self._http.get("/v1/models"))["data"]
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:

@@ -95,7 +95,8 @@ def _open_wandb(folder: Path, config: dict, resume_from: int) -> _Sink:
     project, name = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_NAME", folder.name)
     run = wandb.init(project=project, name=name, dir=folder, config=config, id=identity, resume="allow")
     known.write_text(run.id)
-    return run.log, run.finish
+    # Steps before these are complete there, and would be ignored.
+    return lambda metrics, step: run.log(metrics, step=max(step, resume_from)), run.finish
 
 
 _SINKS = {"tensorboard": _open_tensorboard, "trackio": _open_trackio, "wandb": _open_wandb}

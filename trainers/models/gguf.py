@@ -25,7 +25,9 @@ ARCHITECTURES = (
     "qwen3",
     "gemma3",
 )  # of the others, transformers ignores metadata or was not compared
-SPLITS = ("default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "tekken")  # of text, which transformers knows
+SPLITS = ["default", "gpt-2"]  # of text, which transformers knows
+if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18):
+    SPLITS += ["llama-bpe", "llama3", "llama-v3", "qwen2", "tekken"]
 _CONTROL = 3  # the type of a token
 _VERSION = 3  # of the conversion
 _YARN = (

@@ -212,6 +212,10 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     path_or_id = _to_folder(path_or_id, has_template=True)
     try:
         # Mistral's older files hold a wrong pattern; of no other tokenizer does this change anything.
-        return PreTrainedTokenizerFast.from_pretrained(path_or_id, fix_mistral_regex=True)
+        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path_or_id, fix_mistral_regex=True)
+        tokenizer.init_kwargs.pop(
+            "fix_mistral_regex", None
+        )  # it would be saved, and transformers below 5.4 fails on it
+        return tokenizer
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer
         return AutoTokenizer.from_pretrained(path_or_id)

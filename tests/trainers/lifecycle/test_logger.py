@@ -90,6 +90,9 @@ def test_hosted_sinks_get_the_same_numbers_and_a_resumed_run_keeps_its_identity(
         ("towns", "run-8"),
         ("towns", "first"),
     ]
+    with Logger(tmp_path / "run-7", ("wandb",), resume_from=2) as logger:
+        logger.log(1, {"em": 0.6})  # an evaluation that is made up for
+    assert wandb.logged[-1] == (2, {"em": 0.6})
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
