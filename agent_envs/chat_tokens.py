@@ -108,15 +108,9 @@ class ChatTokens(ControlTokens):
             words = tokenizer.get_vocab()
             self.end_ids |= {words[token] for token in self.dialect.family.ends if token in words}
             self.end_ids -= {words[token] for token in self.dialect.family.goes_on if token in words}
-        self.thought_marks = self._find_own_thought() or find_thought(tokenizer.chat_template) or THINK
-
-    def _find_own_thought(self) -> tuple[str, str] | None:
-        """Return the marks around thoughts of the dialect's family, if the model knows them: not all of a family think."""
         family = self.dialect.family if self.dialect else None
-        if not family or not family.thought:
-            return None
-        has_token = any(family.thought[0].startswith(token.content) for token in self._added.values())
-        return family.thought if family.channels or has_token else None
+        tokens = [token.content for token in self._added.values()]
+        self.thought_marks = find_thought(tokenizer.chat_template, family, tokens) or THINK
 
     def render(self, messages: list[Message], tools: Schemas | None = None, add_generation_prompt: bool = False) -> str:
         """Render messages by the chat template (`to_template`), with the functions that may be called."""

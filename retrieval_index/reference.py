@@ -54,7 +54,8 @@ class RankBM25Index(Index):
             terms = self.analyzer.query_terms(query)
             totals = self.okapi.get_scores(terms).astype(np.float32)
             # Also for words of half the passages, whose weight is 0 or negative.
-            shares = np.array([not set(terms).isdisjoint(frequencies) for frequencies in self.okapi.doc_freqs])
+            words = set(terms)
+            shares = np.array([not words.isdisjoint(frequencies) for frequencies in self.okapi.doc_freqs])
             best = np.lexsort((-totals, ~shares))[:k]  # stable: equal scores stay in the order of their rows
             best = best[shares[best]]
             rows[number, : len(best)] = best

@@ -74,8 +74,7 @@ def load_own(
             "beside the questions, or give each question its contexts"
         )
     if loaded.supporting_ids:
-        # As in the files: an index has lost the ids of duplicates.
-        named = indexed() if index else read_passages(where) if where else passages
+        named = indexed() if index else read_passages(where) if where else passages  # as in the files, with duplicates
         loaded = _resolve_support(loaded, named, called)
     parts, how = _split(loaded, called, holdout, split_seed)
     if not parts[split]:

@@ -1,7 +1,7 @@
 """Families of models by the syntax of their calls: a sampled turn is parsed into the parts of an assistant message."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -335,8 +335,11 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def find_thought(chat_template: Any) -> tuple[str, str] | None:
-    """Find the marks around a thought if there is no dialect: those of the first family whose marks are in the template."""
+def find_thought(chat_template: Any, family: Family | None, tokens: Iterable[str]) -> tuple[str, str] | None:
+    """Find the marks around a thought: those of the dialect's ``family`` if the model has such ``tokens``, as not all models of a
+    family think; else those of the first family whose marks are in the template."""
+    if family and family.thought and (family.channels or any(map(family.thought[0].startswith, tokens))):
+        return family.thought
     return next(
         (
             f.thought

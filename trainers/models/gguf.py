@@ -19,25 +19,14 @@ from retrieval_index import durable
 from trainers.runtime.errors import UserError
 
 SUFFIX = ".gguf"
-ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-)  # of the others, transformers ignores metadata or was not compared
-SPLITS = ["default", "gpt-2"]  # of text, which transformers knows
+# Of other architectures, transformers ignores settings, or was not compared.
+ARCHITECTURES = "llama", "qwen2", "qwen3", "gemma3"
+SPLITS = ["default", "gpt-2"]  # ways to split text into words that transformers knows
 if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18):
     SPLITS += ["llama-bpe", "llama3", "llama-v3", "qwen2", "tekken"]
-_CONTROL = 3  # the type of a token
 _VERSION = 3  # of the conversion
-_YARN = (
-    "attn_factor",
-    "yarn_attn_factor",
-    "yarn_ext_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_log_multiplier",
-)
+_CONTROL = 3  # the type of a control token
+_YARN = [f"yarn_{name}" for name in ("attn_factor", "ext_factor", "beta_fast", "beta_slow", "log_multiplier")]
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -126,14 +115,14 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
     if missing := sorted(found["missing_keys"]):  # the library would initialise them at random
         raise UserError(f"{path.name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
     # What transformers leaves out without a word (5.23) is restored, or the file is refused.
-    held = _Held(path, architecture)
-    for problem in (held.find_unread(model), held.restore_angles(model.config), held.restore_words(tokenizer)):
+    file = _File(path, architecture)
+    for problem in (file.find_unread(model), file.restore_angles(model.config), file.restore_words(tokenizer)):
         if problem:
             raise UserError(f"{path.name} {problem}, which is not read from GGUF: take the original model")
     # Some versions of transformers take bos for eos.
     for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))
-    if ends := held.find_ends():
+    if ends := file.find_ends():
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
     # The weights are plain numbers here; these entries would still describe them as packed.
     del model.hf_quantizer, model.config.quantization_config
@@ -141,8 +130,8 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
     tokenizer.save_pretrained(target)
 
 
-class _Held:
-    """What a GGUF file holds. The methods return why a model cannot be made of it; "" if it can."""
+class _File:
+    """The metadata and tensors of a GGUF file. Checks return what a model made of it would lack; "" if nothing."""
 
     def __init__(self, path: Path, architecture: str):
         import gguf
@@ -175,7 +164,7 @@ class _Held:
             plain = rope["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
             is_same = len(factors) == len(scaled) and np.allclose(factors, plain / scaled, rtol=1e-3)
             return "" if is_same else problem
-        more = [name for name in _YARN if self._read(f"{prefix}{name}")]
+        more = [name for name in ("attn_factor", *_YARN) if self._read(f"{prefix}{name}")]
         if kind not in ("none", "linear", "yarn") or more or any("rope_factors_" in name for name in tensors):
             return problem
         if kind != "none":

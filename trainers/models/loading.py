@@ -213,9 +213,8 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     try:
         # Mistral's older files hold a wrong pattern; of no other tokenizer does this change anything.
         tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path_or_id, fix_mistral_regex=True)
-        tokenizer.init_kwargs.pop(
-            "fix_mistral_regex", None
-        )  # it would be saved, and transformers below 5.4 fails on it
+        # It would be saved, and transformers below 5.4 fails on it.
+        tokenizer.init_kwargs.pop("fix_mistral_regex", None)
         return tokenizer
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer
         return AutoTokenizer.from_pretrained(path_or_id)
