@@ -33,8 +33,7 @@ def run_jobs(recipe: Recipe, args: Any, left_out: Iterable[str], out: Path) -> l
                 words = _write_options(args, runs=(name,), jobs=1, out=out, **own)
                 with (out / "jobs" / f"{label}.log").open("a") as log:
                     command = [sys.executable, "-m", "experiments.compare", *words]
-                    # In a session of its own, it gets one signal and saves: of Ctrl-C it would get a second. It outlives
-                    # a terminal that closes.
+                    # In a session of its own, it gets one signal and saves: of Ctrl-C it would get a second.
                     running[label] = subprocess.Popen(
                         command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
                     )

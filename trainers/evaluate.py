@@ -376,7 +376,7 @@ def main(args: Args) -> list[Row]:
 
     Raises:
         TrainingStopped: more than ``max_failed`` of an agent's episodes failed, or the API is unreachable or refuses all.
-        SystemExit: SIGTERM or SIGINT came. The table of an earlier evaluation and the answers of an API are kept.
+        SystemExit: SIGTERM, SIGINT or SIGHUP came. The table of an earlier evaluation and the answers of an API are kept.
     """
     with signals.handle_signals(), hold_folder(args.out):
         evaluation = _Evaluation(args)

@@ -81,7 +81,7 @@ class _Caller:
 
 
 def main(args: Args) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM, SIGINT or SIGHUP."""
     base = args.model if args.checkpoint else ""
     policy, longest = load_agent(str(args.checkpoint or args.model), base, max_new_tokens=args.max_new_tokens)
     engine = TransformersEngine(policy, ())

@@ -1,11 +1,12 @@
 """End a run before its last update: on a signal, or because it cannot continue. Imports no torch.
 
-After SIGTERM or SIGINT (Ctrl-C), the current update is finished and saved, and the process exits with status 128 + n. A
-second signal ends it at once.
+After SIGTERM, SIGINT (Ctrl-C) or SIGHUP (the terminal is closed), the current update is finished and saved, and the process
+exits with status 128 + n. A second one ends it at once, except SIGHUP. Under nohup, SIGHUP remains ignored.
 """
 
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 groups: set[int] = set()  # of processes that must not outlive this one
 
 
@@ -42,11 +43,12 @@ def received() -> int:
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """In the body, SIGTERM and SIGINT end the process with status 128 + n, at once or after the current update (`deferring`)."""
+    """In the body, one of `SIGNALS` ends the process with status 128 + n, at once or after the current update (`deferring`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _on_signal) for number in SIGNALS}
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _on_signal) for number in handled}
     try:
         yield
     except _Interrupt:
@@ -76,6 +78,10 @@ def exit_by_signal(number: int, message: str) -> NoReturn:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        _leave_terminal()
+        if _state.received:  # the kernel and the shell send one each
+            return
     if _state.received:
         # Show a hidden cursor again; wait for neither threads nor tools.
         os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"")
@@ -89,3 +95,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     name = signal.Signals(number).name
     # Not with print: the signal may have interrupted one.
     os.write(2, f"\n{name}: the update in hand is finished and saved first; a second signal stops at once\n".encode())
+
+
+def _leave_terminal() -> None:
+    """Let output that went to the terminal go nowhere: on one that is closed, printing raises OSError."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        with suppress(OSError):  # closed
+            if stat.S_ISCHR(os.fstat(fd).st_mode):  # os.isatty denies a closed terminal
+                os.dup2(nowhere, fd)
+    os.close(nowhere)

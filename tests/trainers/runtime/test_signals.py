@@ -64,6 +64,38 @@ def test_outside_of_an_update_a_signal_ends_a_run_at_once_also_in_a_tool():
     assert done.stderr == "Stopped by SIGTERM\n"
 
 
+_CLOSED = """
+import fcntl, os, signal, sys, termios, time
+from trainers.runtime.signals import deferring, handle_signals, received
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+with handle_signals(), deferring():
+    print("begun", flush=True)
+    while not received():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGHUP)  # of the shell, when it ends
+    print("the update goes on", flush=True)
+    open(sys.argv[1], "w").write("saved")
+"""
+
+
+def test_a_run_is_saved_when_its_terminal_is_closed(tmp_path):
+    """As when ssh loses its connection; what is then printed to the terminal would raise OSError."""
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-c", _CLOSED, tmp_path / "checkpoint"]
+    run = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    assert os.read(ours, 5) == b"begun"
+    os.close(ours)
+    assert run.wait(50) == 128 + signal.SIGHUP
+    assert (tmp_path / "checkpoint").read_text() == "saved"
+
+
+def test_nohup_holds():
+    code = "from trainers.runtime.signals import *\nwith handle_signals(): os.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
+    done = subprocess.run(["nohup", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "on\n")
+
+
 @pytest.fixture
 def report(monkeypatch, capsys):
     """``report(error)``: the status and stderr of the command "mine" that ends with this error."""
