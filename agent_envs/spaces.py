@@ -2,7 +2,8 @@
 
 import itertools
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gymnasium.spaces import Text
@@ -60,6 +61,15 @@ def example_turns(tools: Sequence[Tool], answers: bool) -> list[Turn]:
     return turns + [Turn(answer=_WORDS)] * answers
 
 
+def example_phrases(write: Callable[[Turn], str], tools: Sequence[Tool], answers: bool) -> tuple[str, ...]:
+    """Write the `example_turns` by ``write`` of a format, without those that the format cannot express."""
+    phrases = []
+    for turn in example_turns(tools, answers):
+        with suppress(ValueError):
+            phrases.append(write(turn))
+    return tuple(phrases)
+
+
 def _example(
     schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None
 ) -> Any:
@@ -72,11 +82,9 @@ def _example(
     if (reference := schema.get("$ref")) is not None:
         found = None if reference in within else look_up(reference, root)
         return None if reference in within else _example(found, root, (*within, reference), parts)
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    if options := schema.get("enum") or schema.get("examples"):
-        return options[0]
+    given = [schema[key] for key in ("const", "default") if key in schema]
+    if given := [*given, *(schema.get("enum") or schema.get("examples") or [])]:
+        return next(filter(_is_plain, given), given[0])
     if options := schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf"):
         return _example(options[0], root, within, parts)
     kind = schema.get("type")
@@ -92,3 +100,8 @@ def _example(
         number = max(1 if kind == "integer" else 1.5, schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1))
         return min(number, schema.get("maximum", number))
     return True if kind == "boolean" else None if kind == "null" else _WORDS
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether every format can write a value as an argument, as far as that is simple to tell."""
+    return not isinstance(value, str) or (value.strip() == value != "" and "||" not in value)

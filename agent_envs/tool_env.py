@@ -11,8 +11,9 @@ import gymnasium
 
 from agent_envs.context import Messages, Rewriting, keep_all, make_context
 from agent_envs.formats import Format, make_format
+from agent_envs.generators.instances import check_seed
 from agent_envs.rewards import Reward, make_reward
-from agent_envs.spaces import AnyText, example_turns
+from agent_envs.spaces import AnyText, example_phrases
 from agent_envs.token_counter import TokenCounter
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
@@ -111,7 +112,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.count_tokens: Callable[[str], int] | None = TokenCounter(tokenizer) if tokenizer else None
         self.context = make_context(context)
         self.fits = None
-        phrases = tuple(written.write(turn) for turn in example_turns(made, answers))
+        phrases = example_phrases(written.write, made, answers)
         self.action_space, self.observation_space = AnyText(phrases=phrases), AnyText()
         self._running = False
         self._transcript: list[str] = []
@@ -196,8 +197,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             ValueError: the seed is no integer or below 0, an option is unknown, or ``max_tokens`` lacks a tokenizer.
         """
-        if not isinstance(seed, int | None) or (seed or 0) < 0:
-            raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+        check_seed(seed)
         super().reset(seed=None if seed is None else seed + self._seed_offset)
         if self.max_tokens is not None and self.count_tokens is None:
             raise ValueError(

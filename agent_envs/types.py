@@ -83,6 +83,9 @@ class TurnOutcome:
     terminated: bool = False
     truncated: bool = False
 
+    def __post_init__(self):
+        self.metrics = {name: float(value) for name, value in self.metrics.items()}  # a success may be a bool
+
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:

@@ -1,7 +1,7 @@
 """Aggregate several algorithms over several seeds and tasks, as Agarwal et al. (2021, arXiv 2108.13264) advise.
 
-The interquartile mean and the probability of improvement, with stratified bootstrap intervals; and p-values of paired
-differences, corrected for their number (Holm 1979).
+The interquartile mean and the probability of improvement, with bootstrap intervals; and p-values of paired differences,
+corrected for their number (Holm 1979).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +33,12 @@ def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarr
     return (0.5 + 0.5 * np.sign(above)).mean((-3, -2, -1))
 
 
-def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = 2000) -> Estimate:
-    """Compute ``measure(*scores)`` with its percentile bootstrap interval. Runs are resampled with replacement within each task.
+def bootstrap_over_seeds(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = 2000) -> Estimate:
+    """Compute ``measure(*scores)`` with its percentile bootstrap interval. A seed is drawn with all its tasks: unlike in the
+    paper, one run is evaluated on all of them, and its scores go together.
     ``measure`` maps arrays [..., seeds, tasks] to [...]; ``scores`` are [seeds, tasks]."""
     rng = np.random.default_rng(0)
-
-    def draw(own: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(own, rng.integers(len(own), size=own.shape), axis=0)
-
-    drawn = zip(*([draw(own) for own in scores] for _ in range(samples)), strict=True)
+    drawn = zip(*([own[rng.integers(len(own), size=len(own))] for own in scores] for _ in range(samples)), strict=True)
     low, high = np.quantile(measure(*map(np.array, drawn)), [0.025, 0.975])
     return Estimate(float(measure(*scores)), float(low), float(high))
 

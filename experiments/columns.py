@@ -100,8 +100,6 @@ def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.R
     row = evaluator.summarize(title, episodes, measure)
     names = [name for name in dict.fromkeys((*SCORES, measure, "kind")) if all(name in e for e in episodes)]
     questions = {"id": [e["id"] for e in episodes], **{name: [e[name] for e in episodes] for name in names}}
-    if all("invalid" in e for e in episodes):
-        row["invalid"] = sum(e["invalid"] for e in episodes) / sum(e["turns"] for e in episodes)
     about = {"source": header["source"], "measure": measure, "score": row[measure], "questions": questions}
     return to_json_types(row | about)
 
@@ -120,9 +118,8 @@ def policy_player(policy: Policy, model: str, max_new_tokens: int, one_search: b
         if one_search:
             return naive_rag.run_naive_rag(envs, policy, engine, numbers, max_new_tokens)
         infos, transcripts = evaluator.run_policy(envs, policy, engine, numbers, max_new_tokens)
-        invalid = [sum(t.error is not None for t in env.history.turns) for env in envs.envs[: len(numbers)]]
         turns = [[{n: t[n] for n in ("observation", "action", "reward")} for t in own] for own in transcripts]
-        return [i | {"invalid": bad, "episode": own} for i, bad, own in zip(infos, invalid, turns, strict=True)]
+        return [info | {"episode": own} for info, own in zip(infos, turns, strict=True)]
 
     return play
 

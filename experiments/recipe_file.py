@@ -74,12 +74,12 @@ def read(
     or a column. Raises a ValueError if there is no such recipe, or the file is not a valid one.
     """
     name, content = read_toml(name_or_path)
-    recipe, new, known = make(name, content), dict(arguments or {}), dict(content.get("arguments", {}))
-    if updates is not None:
-        new["updates"] = updates
-        content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
+    recipe, known = make(name, content), dict(content.get("arguments", {}))
+    lengths = {"updates": updates, "max_seconds": None if seconds is None else float(seconds)}
+    lengths = {name: value for name, value in lengths.items() if value is not None}
+    content["runs"] = {n: {k: v for k, v in run.items() if k not in lengths} for n, run in content["runs"].items()}
+    new = dict(arguments or {}) | lengths
     if seconds is not None:
-        new["max_seconds"] = float(seconds)
         content["budget"] = ""
     if new.get("model", "tiny") != "tiny":  # which has no cold start
         known = {option: value for option, value in known.items() if not option.startswith("cold_start")}

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from experiments.aggregates import (
+    bootstrap_over_seeds,
     correct_for_number,
     interquartile_mean,
     paired_p_value,
     probability_of_improvement,
-    stratified_interval,
 )
 from experiments.curves import draw, draw_scores, mean_curve, point_reaching
 from experiments.recipe import BASELINES
@@ -111,8 +111,8 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
             "95% bootstrap intervals over questions and seeds."
         )
     return (
-        "Mean over seeds" + " ± half of the 95% CI (Student's t)." * several
-        + " Δ: the mean over the columns minus that of another agent with the same seed." * bool(references)
+        "Mean over seeds" + " ± half of the 95% CI (Student's t)" * several
+        + ". Δ: the mean over the columns minus that of another agent with the same seed" * bool(references) + "."
     )  # fmt: skip
 
 
@@ -164,9 +164,9 @@ def _aggregate_table(results: Mapping) -> list[str]:
     lines = [
         "",
         "Over all seeds and columns: the interquartile mean (IQM), that of the middle half of the runs; and the probability "
-        "that a run does better than one of another agent on the same column; with 95% bootstrap intervals (Agarwal et al., "
-        "arXiv 2108.13264). p: of the paired differences above, by Student's t; those to one agent are corrected for their "
-        "number (Holm).",
+        "that a run does better than one of another agent on the same column (Agarwal et al., arXiv 2108.13264); with 95% "
+        "bootstrap intervals over seeds. p: of the paired differences above, by Student's t; those to one agent are corrected "
+        "for their number (Holm).",
         "",
     ]
     p_values = {}
@@ -176,9 +176,9 @@ def _aggregate_table(results: Mapping) -> list[str]:
     header = ["Agent", "IQM", *(part for other in references for part in (f"Better than {other}", "p"))]
     cells = {}
     for name, own in scores.items():
-        cells[name] = [_show(*stratified_interval(interquartile_mean, own))]
+        cells[name] = [_show(*bootstrap_over_seeds(interquartile_mean, own))]
         for other in references:
-            better = stratified_interval(probability_of_improvement, own, scores[other])
+            better = bootstrap_over_seeds(probability_of_improvement, own, scores[other])
             p = f"{p_values[other][name]:.3f}" if name in p_values[other] else "–"
             cells[name] += ["–", "–"] if name == other else [_show(*better), p]
     return [*lines, *_grid(header, cells)]

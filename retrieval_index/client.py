@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from retrieval_index.corpus import Passage
 from retrieval_index.search import check_request
-from retrieval_index.wire import PATH, passage_of
+from retrieval_index.wire import PATH, Limits, passage_of
 
 if TYPE_CHECKING:
     import httpx
 
-BATCH = 64  # queries in a request
+BATCH = 64  # queries in a request, at most
 BACKOFF = 0.25  # seconds before the first retry; doubled for each further one
 LONGEST_PAUSE = 30.0  # seconds
 REFUSALS = (400, 413, 414, 422)  # the request is wrong and is not sent again; after other errors a retry may succeed
@@ -69,11 +69,9 @@ class RemoteSearcher:
         """
         k = check_request(queries, k)
         queries = list(queries)
-        return [
-            passages
-            for start in range(0, len(queries), BATCH)
-            for passages in self._search(queries[start : start + BATCH], k)
-        ]
+        size = max(1, min(BATCH, Limits.passages // k))
+        starts = range(0, len(queries), size)
+        return [passages for start in starts for passages in self._search(queries[start : start + size], k)]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         answer = self._post({"queries": queries, "topk": k, "return_scores": True})

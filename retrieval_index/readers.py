@@ -143,6 +143,13 @@ def _is_titles(row: dict) -> bool:
     return lists and len(texts) > 1 and not _FORMS.keys() & row.keys()
 
 
+def _titled_passages(row: dict) -> Iterator[Passage]:
+    for title, sentences in row.items():
+        if not all(isinstance(sentence, str) for sentence in sentences):
+            raise ValueError(f"expected a list of sentences under {title!r}")
+        yield make_passage(title, " ".join(sentences))
+
+
 def _columns_of(names: Iterable[str]) -> list[str]:
     """Return the columns to read from a table that has the columns ``names``."""
     names = list(names)
@@ -157,7 +164,7 @@ def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, got {type(row).__name__}")
             if field is None and _is_titles(row):  # HippoRAG's and KAG's corpora: one object
-                yield from (make_passage(title, " ".join(sentences)) for title, sentences in row.items())
+                yield from _titled_passages(row)
                 continue
             field = field or _field_of(row)
             if field not in row:

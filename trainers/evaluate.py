@@ -359,15 +359,14 @@ class _Evaluation:
 
 
 def _infos_of(records: list[dict], score: str) -> list[dict]:
-    """Convert records for `summarize`. Metrics that an unfinished episode lacks count as 0."""
-    finished = [set(record["metrics"]) for record in records if not record["failed"]]
-    others = dict.fromkeys(sorted(set.intersection(*finished)) if finished else (), 0.0)
+    """Convert records for `summarize`."""
+    found = evaluator.complete([record["metrics"] for record in records], [not record["failed"] for record in records])
     infos = []
-    for record in records:
+    for metrics, record in zip(found, records, strict=True):
         info = {"failed": record["failed"], "tool_faults": record["tool_faults"]}
         info |= {score: record["score"], "kind": name_kind(record.get("kind") or {})}
         info |= evaluator.count_invalid([turn["invalid"] for turn in record["turns"]])
-        infos.append(evaluator.drop_recall(others | record["metrics"] | info, record))
+        infos.append(evaluator.drop_recall(metrics | info, record))
     return infos
 
 

@@ -62,7 +62,7 @@ from trainers.models import lora
 from trainers.models.loading import load_policy, load_tokenizer
 
 # Settings to keep, beside the agent's interface in env_kwargs.
-KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking", "agent_calls")
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking", "format", "agent_calls")
 
 
 def main(args: Args) -> Path:

@@ -6,8 +6,9 @@
 RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps keep_episodes training episodes of each update.
 Episodes of evaluations are exported only with --phase, because training on them leaves no held-out questions.
 
-Each line is a conversation; duplicates are left out. Messages of the assistant that the agent did not write have "weight": 0. If
-the context was rewritten (context="window:2"), each context is a conversation, with the turns written in it.
+Each line is a conversation; duplicates and failed episodes are left out. Mistakes, and messages of the assistant that the agent
+did not write, have "weight": 0. If the context was rewritten (context="window:2"), each context is a conversation, with the turns
+written in it.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from agent_envs.types import CUT
 from agent_envs.utils.view import find_file
 from trainers import inputs
 from trainers.cli import parse
@@ -96,6 +98,8 @@ def _choose(file: Path, args: Args, left_out: Counter) -> Iterator[dict]:
             left_out[f"of another phase (--phase {args.phase})"] += 1
         elif args.agent and record.get("agent") != args.agent:
             left_out[f"of other agents (--agent {args.agent!r})"] += 1
+        elif record.get("failed"):
+            left_out["that failed"] += 1
         elif not (record.get("score") or 0) >= args.min_score:
             left_out[f"with a score below {args.min_score:g} (--min-score)"] += 1
         else:
@@ -113,8 +117,8 @@ def _readable(records: Iterator[dict], file: Path) -> Iterator[list[Message]]:
 
 def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     """Split an episode at rewritten contexts into conversations, each up to its last turn. Messages of the assistant that are
-    no turn of the agent have a ``weight`` of 0."""
-    own = {turn["message"] for turn in record["turns"]}
+    mistakes, or no turn of the agent, have a ``weight`` of 0."""
+    own = {turn["message"] for turn in record["turns"] if not _is_mistake(turn)}
     parts: list[list[Message]] = []
     for place, message in enumerate(record["messages"]):
         if not parts or message["role"] == "system":
@@ -126,6 +130,15 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
         while part and not _is_own(part[-1]):
             part.pop()
     return [part for part in parts if part]
+
+
+def _is_mistake(turn: Mapping[str, Any]) -> bool:
+    """Whether a turn is malformed or was cut, or calls an unknown tool or with arguments that do not fit."""
+    rejected = any(
+        call["result"].startswith((f"There is no tool {call['tool']!r}; ", f"{call['tool']}: the arguments"))
+        for call in turn["calls"]
+    )  # as `agent_envs.tools.running` words it
+    return bool(turn["invalid"]) or CUT.error in turn["observation"] or rejected
 
 
 def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:

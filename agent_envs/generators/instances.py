@@ -18,6 +18,12 @@ class Redraw(Exception):
     """Raised if the values drawn so far make no instance; the caller draws again from the same random generator."""
 
 
+def check_seed(seed: Any) -> None:
+    """Raise ValueError for a seed of an episode that is neither None nor an integer of at least 0."""
+    if not isinstance(seed, int | None) or (seed or 0) < 0:
+        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+
+
 def digest(text: str) -> str:
     """A short name for an instance, the same in every process."""
     return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -65,13 +65,12 @@ class HostedEnv(ToolEnv):
         max_turns: int | None = None,
         **common: Any,
     ):
-        self.hold_out(split)
         self.hosted = env_fn()
         _check_actions(self.hosted)
         limit = getattr(getattr(self.hosted, "spec", None), "max_episode_steps", None) or MAX_TURNS
         turns = limit if max_turns is None else max_turns
         tools = (FunctionTool(self.act, max_output=LONGEST),)  # observations are shown whole
-        common = {"max_calls": 1, **common}
+        common = {"split": split, "max_calls": 1, **common}
         super().__init__(tools, instructions=instructions, answers=False, format=format, max_turns=turns, **common)
         self._given = instructions
         self._ended, self._success = (False, False), cast(float | None, None)
@@ -88,22 +87,13 @@ class HostedEnv(ToolEnv):
         self._observed = _text(observation, TypeError)  # a ValueError would be the agent's mistake
         return ToolResult(self._observed, data=(float(reward), info))
 
-    def hold_out(self, split: str) -> None:
-        if split not in ("train", "validation"):
-            raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
-        self.split = split
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._seed = seed
         return super().reset(seed=seed, options=options)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        seed = self._seed
-        if seed is None:
-            seed = int(self.np_random.integers(HELD_OUT))
-        if self.split == "validation":
-            seed += HELD_OUT
-        given = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
+        seed = int(self.np_random.integers(HELD_OUT)) if self._seed is None else self._seed
+        given = self.hosted.reset(seed=seed + self._seed_offset, **({"options": options} if options else {}))
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
             raise ValueError(
                 f"reset must return (observation, info), got {given!r:.60}: return the text and a dictionary"

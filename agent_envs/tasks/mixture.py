@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_envs.formats import Format
-from agent_envs.generators.instances import choose_instance
+from agent_envs.generators.instances import check_seed, choose_instance
 from agent_envs.integrations.hosting import make
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
@@ -67,11 +67,13 @@ class MixtureEnv(ToolEnv):
     def __init__(self, tasks: Mapping[str, Any] | None = None, render_mode: str | None = None, **kwargs: Any):
         self.weights: dict[str, float] = {}
         self.tasks: dict[str, ToolEnv] = {}
+        self._with_format: set[str] = set()
         if tasks is not None and not isinstance(tasks, Mapping):
             raise ValueError(f"tasks must be ids with their weights, such as {json.dumps(_DEFAULT)}, got {tasks!r}")
         for id, requested in (_DEFAULT if tasks is None else tasks).items():
             weight, own = _weight_and_arguments(id, requested)
             self.weights[id], self.tasks[id] = weight, make(id, **{**kwargs, **own, "render_mode": render_mode})
+            self._with_format |= {id} if "format" in own else set()
         if not self.tasks:
             raise ValueError("a mixture needs at least one task")
         self.current = next(iter(self.tasks.values()))
@@ -117,6 +119,7 @@ class MixtureEnv(ToolEnv):
             task.count_tokens = function
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        check_seed(seed)
         gymnasium.Env.reset(self, seed=seed)
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))
@@ -138,8 +141,10 @@ class MixtureEnv(ToolEnv):
         return observation, {**info, "task": id}
 
     def use_format(self, name: str | None) -> None:
-        for task in self.tasks.values():
-            task.use_format(name)
+        """Set the format of the tasks that were made without one of their own."""
+        for id, task in self.tasks.items():
+            if id not in self._with_format:
+                task.use_format(name)
 
     def hold_out(self, split: str) -> None:
         for task in self.tasks.values():

@@ -3,9 +3,12 @@
 import asyncio
 import inspect
 import json
+import os
 import re
 import typing
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Thread
@@ -26,10 +29,12 @@ class FunctionTool:
     The hints become the JSON schema of the arguments; the docstring's first paragraph is the description and its ``Args:``
     describe the parameters. A returned string or `ToolResult` is used unchanged, anything else as JSON. `ToolError`,
     ValueError, ArithmeticError, MemoryError and RecursionError are the agent's mistakes; any other exception, and a timeout, is
-    a tool failure. Calls of one turn run in order; those of one async function run together.
+    a tool failure. Calls of one turn run in order; those of one async function run together. All async functions of a process
+    share one event loop, which they must not block.
 
     Args:
-        function: sync or async, with named parameters only. The agent cannot set those that a `functools.partial` binds.
+        function: sync or async, also an async ``__call__`` or a decorated function, with named parameters only. The agent cannot
+            set those that a `functools.partial` binds.
         name: name of the tool, instead of the function's own.
         timeout: seconds per call, which then runs in a thread; a sync function continues there after the timeout.
         max_output: characters of the result that the agent reads.
@@ -77,32 +82,39 @@ class FunctionTool:
     @property
     def io_bound(self) -> bool:
         """Whether its calls run in a thread: those with a timeout, and those of async functions."""
-        return self.timeout is not None or inspect.iscoroutinefunction(self.function)
+        return self.timeout is not None or self._is_async
+
+    @property
+    def _is_async(self) -> bool:
+        """Whether a call returns a coroutine: also one of an object, or of an ordinary decorator around an async function."""
+        inner = inspect.unwrap(_unbound(self.function))
+        return any(map(inspect.iscoroutinefunction, (self.function, inner, type(inner).__call__)))
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Run the calls in order, those of an async function at the same time."""
-        if inspect.iscoroutinefunction(self.function):
+        if self._is_async:
             found: list[ToolResult | None] = [None] * len(arguments)
+            loop = _event_loop()
             # asyncio's timeout cannot stop a function that blocks its event loop or ignores cancellation.
             limit = None if self.timeout is None else self.timeout + _GRACE
-            late: ToolResult = self._run_in_thread(lambda: asyncio.run(self._gather(arguments, found)), limit)
+            late = self._finish(lambda: asyncio.run_coroutine_threadsafe(self._gather(arguments, found), loop), limit)
+            if late is not None:
+                _drop_if_blocked(loop)
             return [late if one is None else one for one in found]
         if self.timeout is None:
             return [self._call(one) for one in arguments]
-        return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
+        return [self._finish(partial(_start_thread, partial(self._call, one)), self.timeout) for one in arguments]
 
-    def _run_in_thread(self, job: Callable[[], Any], timeout: float | None) -> Any:
-        """Run a job in a daemon thread: one that hangs must not keep the process from ending, as an executor's would."""
-        _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
+    def _finish(self, start: Callable[[], Future], limit: float | None) -> Any:
+        """Start a job and return its result, or a tool failure if it takes longer than ``limit`` seconds."""
+        here = os.getpid()
+        _abandoned.difference_update([one for one in _abandoned.copy() if one[0] != here or one[1].done()])
         if len(_abandoned) >= MOST_ABANDONED:
             return ToolResult(f"{self.name}: too many calls before this one still hang.", ok=False, fault=True)
-        done: list[Any] = []
-        thread = Thread(target=lambda: done.append(job()), daemon=True)
-        thread.start()
-        thread.join(timeout)
-        if done:
-            return done[0]
-        _abandoned.add(thread)
+        job = start()
+        if wait([job], limit).done:
+            return job.result()
+        _abandoned.add((here, job))
         return self._report_timeout()
 
     def _report_timeout(self) -> ToolResult:
@@ -114,7 +126,7 @@ class FunctionTool:
         async def fill(place: int) -> None:
             try:
                 async with asyncio.timeout(self.timeout) as limit:
-                    result = await self.function(**self._convert(arguments[place]))
+                    result = await self._await(arguments[place])
                 found[place] = _as_result(result)
             except BaseException as error:  # a TimeoutError may also be the function's own
                 late = isinstance(error, TimeoutError) and limit.expired()
@@ -122,15 +134,24 @@ class FunctionTool:
 
         await asyncio.gather(*map(fill, range(len(arguments))))
 
-    def _call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def _await(self, arguments: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(**self._convert(arguments))
+        # A decorator may also run the coroutine itself, which needs a thread without an event loop.
+        result = await asyncio.to_thread(self._call, arguments, raw=True)
+        return await result if inspect.isawaitable(result) else result
+
+    def _call(self, arguments: dict[str, Any], raw: bool = False) -> Any:
+        """Return the result of a call, or what the function returns if ``raw``; for an error always a result."""
         try:
-            return _as_result(self.function(**self._convert(arguments)))
+            returned = self.function(**self._convert(arguments))
+            return returned if raw else _as_result(returned)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # a tool may raise anything, even CancelledError
             return self._report_error(error)
 
     def _report_error(self, error: BaseException) -> ToolResult:
-        if isinstance(error, KeyboardInterrupt):
-            raise error
         if isinstance(error, ToolError | ValueError):
             return ToolResult(f"{self.name}: {error}"[:500], ok=False)
         if isinstance(error, ArithmeticError | MemoryError | RecursionError):
@@ -144,9 +165,62 @@ class FunctionTool:
         return {name: getattr(model, names[name]) for name in arguments}
 
 
-MOST_ABANDONED = 64  # hanging threads; at this number, further calls in threads fail
+MOST_ABANDONED = 64  # calls that hang; at this number, further calls with a timeout, and of async functions, fail
 _GRACE = 1.0  # seconds that a cancelled async function has to clean up
-_abandoned: set[Thread] = set()
+_PROBE = 1.0  # seconds that an event loop has to show that nothing blocks it
+# Both by process, since a fork inherits no threads; loops also by the loop that a call inside another call blocks.
+_abandoned: set[tuple[int, Future]] = set()
+_loops: dict[tuple[int, Any], asyncio.AbstractEventLoop] = {}
+
+
+def _start_thread(job: Callable[[], Any]) -> Future:
+    """Start a job in a daemon thread: one that hangs must not keep the process from ending, as an executor's would."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(job())
+        except BaseException as error:  # raised again where the result is read
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all async functions, which may share a client or a semaphore; start it at the first call."""
+    inside = asyncio._get_running_loop()
+    key = os.getpid(), inside if inside in _loops.values() else None
+    if found := _loops.get(key):
+        return found
+    made = asyncio.new_event_loop()
+    found = _loops.setdefault(key, made)
+    if found is made:
+        Thread(target=_serve, args=(made,), daemon=True).start()
+    else:  # another thread was first
+        made.close()
+    return found
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while loop in _loops.values():
+        with suppress(KeyboardInterrupt, SystemExit):  # of a task that a function started
+            loop.run_forever()
+    loop.close()
+
+
+def _drop_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the next call start another event loop if a function blocks this one, which ends after its last call."""
+
+    async def end() -> None:
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        loop.stop()
+
+    keys = [key for key, one in list(_loops.items()) if one is loop]
+    if not keys or wait([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)], _PROBE).done:
+        return
+    if _loops.pop(keys[0], None) is loop:
+        asyncio.run_coroutine_threadsafe(end(), loop)
 
 
 def _as_result(value: Any) -> ToolResult:

@@ -45,7 +45,7 @@ def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
         where = str(record["env"]), str(record["split"])
         if where not in made:
             made[where] = hosting.make(where[0], **{"split": where[1], **arguments})
-        yield _replay_one(made[where], record, entry.number, "format" in arguments)
+        yield _replay_one(made[where], record, entry.number, "format" in kwargs)
 
 
 def _read_arguments(folder: Path) -> dict[str, Any]:
@@ -69,9 +69,12 @@ def _why_not(record: Record) -> str:
 
 def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> Replayed:
     turns = record["turns"]
-    if not has_format:  # a model whose chat template has functions acts by calling them
-        env.use_format("native" if all(_is_message(turn["action"]) for turn in turns) else None)
     _begin(env, record)
+    own = env.format.name
+    # A model may act in another one than the scripts.
+    if not has_format and (format := record.get("format", own)) != own:
+        env.active_env.use_format(format)
+        _begin(env, record)
     changes: list[str] = []
     total, info, done = 0.0, dict[str, Any](), False
     for place, turn in enumerate(turns, 1):
@@ -111,13 +114,6 @@ def _begin(env: ToolEnv, record: Record) -> None:
     if record["phase"] == "evaluation" and env.questions is not None:
         options["question"] = number
     env.reset(seed=number, options=options)
-
-
-def _is_message(action: str) -> bool:
-    try:
-        return json.loads(action)["role"] == "assistant"
-    except (ValueError, LookupError, TypeError):
-        return False
 
 
 def _differ(before: float, now: float) -> bool:

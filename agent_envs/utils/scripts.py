@@ -69,7 +69,7 @@ class EpisodeRecorder:
             kind["task"] = str(info["task"])
         self.instance: dict[str, Any] = {
             "question": env.first_observation, "id": None if id is None else str(id), "golds": [], "kind": kind,
-            "supporting": [],
+            "supporting": [], "format": env.format.name,
         }  # fmt: skip
         described = env.describe_instance()
         self.instance |= described | {"kind": kind | described.get("kind", {})}

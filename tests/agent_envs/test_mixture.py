@@ -54,6 +54,12 @@ def test_a_refused_reset_leaves_no_half_begun_episode():
         env.step("<answer>Up</answer>")
 
 
+@pytest.mark.parametrize("seed", ["a", 1.5, -1])
+def test_a_seed_is_a_number(seed):
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got "):
+        MixtureEnv(TASKS).reset(seed=seed)
+
+
 def test_a_caller_limits_the_episode_at_hand():
     env = MixtureEnv({"AgentR1/MiniWiki-Easy-v0": 1, "AgentR1/Countdown-v0": 1}, max_turns=4)
     for seed in range(6):
@@ -110,6 +116,14 @@ def test_what_is_said_of_a_mixture_is_so_of_its_task():
         assert getattr(env, name) == getattr(task, name)
     described = page("AgentR1/Mixture-v0", {"tasks": {"AgentR1/Sokoban-v0": 1}})
     assert "<answer>text</answer>" not in described and "1 calls a turn" in described
+
+
+def test_a_format_of_a_task_of_its_own_stays():
+    """A model with function calls gets those in the others alone."""
+    env = MixtureEnv({"AgentR1/MiniWiki-Easy-v0": {"kwargs": {"format": "react"}}, "AgentR1/Calculator-v0": 1})
+    for name, others in (("native", "native"), (None, "tags")):
+        env.use_format(name)
+        assert [format.name for format in env.formats] == ["react", others]
 
 
 def test_a_mixture_rewrites_the_context_where_a_task_does():

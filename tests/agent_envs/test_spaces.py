@@ -3,12 +3,14 @@
 import copy
 import pickle
 from types import SimpleNamespace
+from typing import Literal
 
 import jsonschema
 import pytest
 from gymnasium.vector.utils import batch_space
 
 from agent_envs.spaces import AnyText, example_turns
+from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, Turn
 
@@ -75,3 +77,33 @@ def test_a_schema_that_leads_nowhere_or_in_circles_does_no_harm():
     endless = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
     assert example_turns([foreign(**endless)], answers=False)
     assert example_turns([foreign()], answers=False)[0].calls[0].arguments == {}
+
+
+def listing(values: list[Literal["a||b", "c"]]) -> str:
+    """lists."""
+
+
+def sort(order: Literal["", "desc"]) -> str:
+    """sorts."""
+
+
+def split(sign: Literal[" ", ","]) -> str:
+    """splits."""
+
+
+def never(sign: Literal[" "]) -> str:
+    """cannot be called in tags."""
+
+
+BLANK = foreign(properties={"x": {"type": "string", "default": ""}}, required=["x"])
+BLANK.execute_batch = None
+EXAMPLES = [
+    (listing, ["<listing>c</listing>"]), (sort, ["<sort>desc</sort>"]), (split, ["<split>,</split>"]),
+    (never, []), (BLANK, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "written"), EXAMPLES)
+def test_an_example_that_cannot_be_written_is_another_or_none(tool, written):
+    phrases = ToolEnv([tool]).action_space.phrases
+    assert [*phrases] == [*written, "<answer>the first town</answer>"]

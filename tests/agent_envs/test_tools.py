@@ -269,6 +269,12 @@ def test_whatever_a_tool_raises_is_a_fault_of_it(error, is_async, timeout):
     assert result.fault and result.text == f"f failed: {type(error).__name__}: {error}"
 
 
+def test_an_interrupt_is_the_callers_also_from_a_thread():
+    for timeout in (None, 30.0):
+        with pytest.raises(KeyboardInterrupt):
+            one(FunctionTool(raising(KeyboardInterrupt(), False), timeout=timeout))
+
+
 def test_a_call_that_ran_out_of_time_is_not_made_again():
     """Its effect may have happened."""
     made, never = [], threading.Event()

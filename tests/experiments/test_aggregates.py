@@ -5,11 +5,11 @@ import pytest
 
 from experiments import report
 from experiments.aggregates import (
+    bootstrap_over_seeds,
     correct_for_number,
     interquartile_mean,
     paired_p_value,
     probability_of_improvement,
-    stratified_interval,
 )
 
 
@@ -26,14 +26,14 @@ def test_probability_of_improvement_counts_pairs_on_the_same_task():
     assert probability_of_improvement(np.array([[0.2, 0.9]]), np.array([[0.1, 0.8]])) == 1.0
 
 
-def test_runs_are_drawn_again_within_their_task():
-    """Two tasks far apart: drawn across them, the mean would differ by .3; within them it hardly does."""
+def test_seeds_are_drawn_again_with_all_their_tasks():
+    """Two tasks far apart: their difference varies in no draw, as in no seed; nor does a mean that is the same in each seed."""
     scores = np.array([[0.1, 0.9], [0.1, 0.9], [0.12, 0.92], [0.08, 0.88]])
-    found = stratified_interval(lambda s: s.mean((-2, -1)), scores)
-    assert found.value == pytest.approx(0.5) and found.low == pytest.approx(0.49, abs=0.005)
-    assert found.high == pytest.approx(0.51, abs=0.005)
+    found = bootstrap_over_seeds(lambda s: (s[..., 1] - s[..., 0]).mean(-1), scores)
+    assert found == pytest.approx((0.8, 0.8, 0.8))
+    assert bootstrap_over_seeds(lambda s: s.mean((-2, -1)), np.array([[0.0, 1.0], [1.0, 0.0]])) == (0.5, 0.5, 0.5)
     # Of two runs 0 and 1, a mean over two drawn again is 0, .5 or 1, the ends each with probability 1/4.
-    assert stratified_interval(lambda s: s.mean((-2, -1)), np.array([[0.0], [1.0]])) == (0.5, 0.0, 1.0)
+    assert bootstrap_over_seeds(lambda s: s.mean((-2, -1)), np.array([[0.0] * 9, [1.0] * 9])) == (0.5, 0.0, 1.0)
 
 
 def test_p_values_are_students_and_corrected_for_their_number():

@@ -27,6 +27,7 @@ algorithm = "grpo"
 title = "B"
 algorithm = "ppo"
 updates = 6
+max_seconds = 100.0
 lr = 1
 questions_per_update = 4
 group_size = 32
@@ -72,11 +73,11 @@ def test_arguments_of_a_run(small):
 
 def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
     changes = {"env_kwargs": {"entities": 90, "hops": 2}, "arguments": {"lr": 0.1, "eval_every": 3}}
-    recipe = recipe_file.read(small(), seeds=(5,), updates=9, questions=3, **changes)
+    recipe = recipe_file.read(small(), seeds=(5,), updates=9, seconds=7, questions=3, **changes)
     assert (recipe.seeds, recipe.questions) == ([0, 1, 5], 3)
     a, b = (recipe.run_arguments(name, 5) for name in "ab")
-    assert (a.lr, a.eval_every, a.updates) == (0.1, 3, 9)
-    assert (b.lr, b.eval_every, b.updates) == (1.0, 3, 9)
+    assert (a.lr, a.eval_every, a.updates, a.max_seconds) == (0.1, 3, 9, 7.0)
+    assert (b.lr, b.eval_every, b.updates, b.max_seconds) == (1.0, 3, 9, 7.0)
     assert recipe.tasks["4 hops"].env_kwargs == {"hops": 4, "entities": 90}
 
 

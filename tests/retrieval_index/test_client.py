@@ -81,6 +81,12 @@ def test_many_queries_are_several_requests_and_of_too_many_passages_the_first_ar
     with scripted(result(*lists[:64]), result(*lists[64:128]), result(*lists[128:])) as (url, requests):
         assert [found[0].id for found in RemoteSearcher(url).search(queries, 1)] == queries
     assert [len(body["queries"]) for _, body in requests] == [64, 64, 22]
+    with scripted(result(*lists[:63]), result(*lists[63:64])) as (url, requests):
+        RemoteSearcher(url).search(queries[:64], 2049)
+    assert [len(body["queries"]) for _, body in requests] == [63, 1]  # a server's limit on the passages of a request
+    with scripted(result([]), result([])) as (url, requests):
+        RemoteSearcher(url).search(queries[:2], 10**6)
+    assert len(requests) == 2
     with scripted(result(entries[:9])) as (url, _):
         assert [p.id for p in RemoteSearcher(url).search(["band"], 3)[0]] == ["0", "1", "2"]
 

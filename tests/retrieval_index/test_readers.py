@@ -178,6 +178,7 @@ FLASH = b'{"id": 1, "contents": "t\\nx"}\n'
         ("p.json", b"[" + GOOD + b", 7]", ": after 1 records: record 2 is not an object: '7]'"),
         ("p.json", b"[" + GOOD + b"] " + GOOD, ": after 1 records: record 2"),
         ("p.json", b'[{"a": "\xff"}]', ": .*UTF-8"),
+        ("p.json", b'{"A": ["x"], "B": ["y", 7]}', ": record 1: expected a list of sentences under 'B'"),
         ("p.tsv", b"id\ttext\ttitle\n1\tx\tt\n2\tx\n", ":3: 2 columns under a header of 3"),
         ("p.tsv", b'id\ttext\ttitle\n1\t"x"y\tt\n', ":2: .* expected after"),
         ("p.tsv", b"id\ttext\ttitle\n1\t\xff\tt\n", ":2: .*UTF-8"),

@@ -155,7 +155,7 @@ def quarter_seconds(monkeypatch):
 class Raw(Format):
     """A format in which any text is a turn that neither calls a tool nor answers."""
 
-    stop = ("</search>", "</answer>")
+    name, stop = "raw", ("</search>", "</answer>")
 
     def instructions(self) -> str:
         return ""

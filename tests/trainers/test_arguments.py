@@ -98,6 +98,11 @@ def test_a_run_stands_for_its_best_checkpoint_or_its_latest(tmp_path, capsys):
     assert serve.Args(checkpoint=tmp_path).checkpoint == taken
     assert play.Args(checkpoint=tmp_path).checkpoint == taken
     assert f"{tmp_path} is a run: {taken} is taken, its best checkpoint" in capsys.readouterr().err
+    short = tmp_path / "short"  # it ended before its first checkpoint
+    (short / "best").mkdir(parents=True)
+    assert evaluate.Args(checkpoint=short).checkpoint == (short,)
+    (short / "best" / "SHA256SUMS").touch()
+    assert evaluate.Args(checkpoint=short).checkpoint == (short / "best",)
 
 
 @pytest.mark.parametrize(

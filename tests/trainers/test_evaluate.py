@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from agent_envs.tasks.qa import QAEnv
 from trainers import evaluate
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
@@ -34,6 +35,25 @@ def test_a_recall_is_that_of_questions_with_gold_passages():
     infos = [evaluator.drop_recall(info, {"supporting": titles}) for titles in (["A"], [])]
     assert evaluator.summarize("agent", infos)["support_recall"] == 1.0
     assert "support_recall" not in evaluator.summarize("agent", infos[1:])
+
+
+def test_a_tool_failure_costs_a_scripted_agent_the_episode_and_no_column(monkeypatch):
+    """The other questions have their F1 and their kinds as without it."""
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 8)
+    script, numbers = envs.envs[0].SCRIPTS["oracle"], list(range(8))
+    whole = evaluator.summarize("a", evaluator.run_script(envs, numbers, script))
+    resolve = QAEnv.resolve
+
+    def break_one(self, *args):
+        *rest, info = resolve(self, *args)
+        return *rest, info | {"tool_faults": int(self.question == self.questions[3])}
+
+    monkeypatch.setattr(QAEnv, "resolve", break_one)
+    infos = evaluator.run_script(envs, numbers, script)
+    row = evaluator.summarize("a", infos)
+    assert row.keys() == whole.keys() and row["kinds"].keys() == whole["kinds"].keys()
+    for name in ("em", "f1", "substring_em"):
+        assert infos[3][name] == 0 and (row[name], whole[name]) == (7 / 8, 1)
 
 
 def test_every_question_is_rolled_out_once_however_many_environments_there_are(make_policy):

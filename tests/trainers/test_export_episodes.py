@@ -2,9 +2,15 @@
 
 import json
 
+import gymnasium
 import pytest
+from chat_templates import end_ids, make_tokenizer
 from datasets import load_dataset
 
+import agent_envs  # noqa: F401
+from agent_envs.chat_tokens import ChatTokens
+from agent_envs.types import ToolCall, Turn
+from agent_envs.utils.scripts import EpisodeRecorder
 from trainers.episodes.records import Origin, make_record, to_line
 from trainers.export_episodes import Args, main
 from trainers.imitation.conversations import read_conversations
@@ -14,9 +20,17 @@ SYSTEM = {"role": "system", "content": "Instructions."}
 
 
 def episode(
-    number, sample=0, score=1.0, phase="training", group=None, agent="GRPO (training)", messages=None, **outcome
+    number,
+    sample=0,
+    score=1.0,
+    phase="training",
+    group=None,
+    agent="GRPO (training)",
+    messages=None,
+    turns=None,
+    **outcome,
 ):
-    """The record of an episode of two turns."""
+    """The record of an episode, of two turns by default."""
     origin = Origin(phase=phase, agent=agent, name="x", env="E", split="train", source="s", score="em", step=3)
     messages = messages or [
         SYSTEM, {"role": "user", "content": f"Question {number}?"},
@@ -24,7 +38,7 @@ def episode(
         {"role": "user", "content": "Results."}, {"role": "assistant", "content": f"<answer>{sample}</answer>"},
     ]  # fmt: skip
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant" and not message.get("read")]
-    turns = [
+    turns = turns or [
         {
             "message": place, "action": messages[place]["content"], "calls": [], "next_observation": "", "found": [],
             "invalid": False, "reward": score / len(places), "reward_terms": {"answer": score},
@@ -57,11 +71,13 @@ def contents(messages):
 
 def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
     records = [episode(1), episode(2), episode(2), episode(3, score=0.0), episode(4, phase="evaluation")]
+    records.append(episode(5, failed=True))
     out = export(records)
     assert read(out) == [{"messages": record["messages"]} for record in records[:2]]
     said = capsys.readouterr().out
     assert all(
-        told in said for told in ("2 conversations", "1 repeated", "1 with a score below 1", "1 of another phase")
+        told in said
+        for told in ("2 conversations", "1 repeated", "1 with a score below 1", "1 of another phase", "1 that failed")
     )
     policy = make_policy("bytes")
     sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_rows(steps)]
@@ -115,3 +131,56 @@ def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):
     ]  # fmt: skip
     ((_, steps),) = read_conversations(export([episode(1, messages=messages)]), make_policy("bytes"), None)
     assert len(steps) == 1
+
+
+ENV = {"id": "AgentR1/MiniWiki-Easy-v0", "entities": 60, "questions": 5, "max_turns": 9}
+
+
+def play(mistakes):
+    """The record of an episode in function calls: these turns, and then a search and an answer."""
+    env = gymnasium.make(**ENV, format="native").unwrapped
+    observation, info = env.reset(options={"question": 0})
+    search, answer = Turn(calls=(ToolCall("search", {"query": "the book"}),)), Turn(answer=env.question.answer)
+    recorder, turns = EpisodeRecorder(env, info), []
+    messages = [{"role": "system", "content": info["instructions"]}, {"role": "user", "content": observation}]
+    for action in (*mistakes, *map(env.format.write, (search, answer))):
+        observation, reward, *_, info = env.step(action, cut=action == "Hm")
+        turns.append({
+            "message": len(messages), "action": action, "next_observation": observation, "reward": reward,
+            "reward_terms": info["reward_terms"], **recorder.record_turn(),
+        })  # fmt: skip
+        messages += [env.format.message(action), *env.format.messages(observation)]
+    return episode(1, messages=messages[:-1], turns=turns)
+
+
+def call(*made):
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in made]
+    return json.dumps({"role": "assistant", "content": "I try.", "tool_calls": calls})
+
+
+BOOK = ("search", '{"query": "the book"}')
+MISTAKES = {
+    "text": "It is Zug.", "cut": "Hm", "unknown tool": call(("weather", "{}")), "no argument": call(("search", "{}")),
+    "wrong argument": call(("search", '{"query": 5}')), "answer too": call(BOOK, ("answer", '{"text": "Zug"}')),
+    "many calls": call(*[BOOK] * 40), "no JSON": call(("search", "{")), "no object": call(("search", "[]")),
+    "no name": call((None, "{}")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("format", "kind"),
+    [
+        ("tags", "plain"),
+        ("hermes", "hermes"),
+        *(("native", kind) for kind in ("hermes", "qwen3.5", "llama3.1", "gpt-oss")),
+    ],
+)
+def test_a_mistake_that_is_corrected_is_context(export, format, kind):
+    """In the calls of the agent's chat template, and in a format of text."""
+    env, chat = gymnasium.make(**ENV, format=format).unwrapped, ChatTokens(make_tokenizer(kind), end_ids(kind))
+    (_, wanted), *found = read_conversations(
+        export([play([]), *(play([mistake]) for mistake in MISTAKES.values())]), chat, env
+    )
+    for name, (_, steps) in zip(MISTAKES, found, strict=True):
+        assert [step.tokens for step in steps] == [step.tokens for step in wanted], name
+        assert len(steps[0].prompt) > len(wanted[0].prompt), name

@@ -220,9 +220,10 @@ def test_what_cannot_be_imitated(train, tmp_path, options, said):
 
 
 def test_what_was_taught_is_played_with_turns_as_long(train, make_policy):
-    done = train(updates=1, held_out=0.0)
+    done = train(updates=2, held_out=0.0, save_every=1)
     extra = checkpoint.read_extra(done["checkpoint"])
     masks = [s.mask for one in read_demonstrations(Path(done["folder"]), make_policy("bpe")) for s in one.rows]
     longest = max(len(run) for mask in masks for run in "".join("x" if t else " " for t in mask).split())
     assert extra["longest_turn"] == longest
     assert load_agent(done["checkpoint"])[1] == max(128, longest)
+    assert checkpoint.read_extra(Path(done["folder"]) / "checkpoint-1")["longest_turn"] == longest

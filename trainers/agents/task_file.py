@@ -37,6 +37,7 @@ class TaskEnv(ToolEnv):
     REWARD = Reward(score=(1.0, Metric("score")))
     PRIMARY_METRIC: ClassVar[str] = "score"
     questions: Sequence[Any]  # tasks as the file has them
+    stop = ()  # a program reads whole turns
 
     def __init__(self, path: str, split: str = "train", reward: str = ""):
         check_choice("split", split)

@@ -107,7 +107,9 @@ class Episode(Generic[Log]):
             if self.ended or self._done:
                 return "The episode has ended."
             most = math.inf if env.max_total_calls is None else env.max_total_calls
-            if (env.answers and len(env.history.turns) >= env.max_turns - 1) or len(env.history.calls) >= most:
+            if (env.answers and len(env.history.turns) >= env.active_env.max_turns - 1) or len(
+                env.history.calls
+            ) >= most:
                 return "No call is left: give the answer."
             self._step(Turn(calls=(ToolCall(name, dict(arguments)),)))
             return "The episode has ended." if self.ended else "\n".join(env.feedback)

@@ -41,7 +41,7 @@ def make_card(
         f"A language model that uses tools over many turns. The weights {which}.",
         f"## Task\n\n`{env}`{given}, a [Gymnasium](https://gymnasium.farama.org) environment of text.",
         _describe_evaluation(run, folder, summary or {}),
-        f"## Command\n\n```bash\n{_write_command(arguments)}\n```",
+        f"## Command\n\n{_write_command(arguments)}",
         "## Use\n\n```bash\npip install agent-r1-envs\n"
         f"python -m trainers.play --checkpoint FOLDER_OR_ID --env {env}{use}\n```\n\n"
         "Give the environment the arguments that the model was trained with: they decide what it reads.",
@@ -113,20 +113,28 @@ def _describe_evaluation(run: Path, folder: str, summary: Mapping) -> str:
 
 
 def _write_command(arguments: Mapping[str, Any]) -> str:
-    """Return the command of a run: the options that differ from their defaults, without the folders of the machine."""
-    words = ["python", "-m", f"trainers.{arguments['algorithm']}"]
+    """Return the command of a run: the options that differ from their defaults, without the folders of the machine; and the
+    file of those that no command line takes."""
+    words, in_file = ["python", "-m", f"trainers.{arguments['algorithm']}"], list[str]()
     for name in dict.fromkeys(("env", "model", *arguments["changed"])):
         value, option = arguments[name], f"--{name.replace('_', '-')}"
         if name in _HIDDEN:
             continue
-        if isinstance(value, bool):
+        if name.endswith("env_kwargs"):
+            value = json.dumps(_without_folders(json.loads(value)), ensure_ascii=False)
+        else:
+            value = _without_folders(value)
+        if name in arguments.get("config_only", ()):
+            in_file.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        elif isinstance(value, bool):
             words.append(option if value else f"--no-{option[2:]}")
-        elif name == "env_kwargs":
-            words += [option, json.dumps(_without_folders(json.loads(value)), ensure_ascii=False)]
         else:
             for one in value if isinstance(value, list) else [value]:
-                words += [option, str(_without_folders(one))]
-    return shlex.join(words)
+                words += [option, str(one)]
+    if not in_file:
+        return f"```bash\n{shlex.join(words)}\n```"
+    lines = "\n".join(in_file)
+    return f"```bash\n{shlex.join([*words, '--config', 'FILE.toml'])}\n```\n\nFILE.toml:\n\n```toml\n{lines}\n```"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -140,9 +140,10 @@ def load_state(
     return state["step"], json.loads(state["extra"])
 
 
-def read_extra(folder: str | Path) -> dict[str, Any]:
-    """Read the saved `extra`, without restoring anything. Raises as `load_state` does."""
-    verify(folder)
+def read_extra(folder: str | Path, verified: bool = False) -> dict[str, Any]:
+    """Read the saved `extra`, without restoring anything. Raises as `load_state` does. ``verified``: its files were checked."""
+    if not verified:
+        verify(folder)
     return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=True)["extra"])
 
 

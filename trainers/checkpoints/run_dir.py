@@ -114,13 +114,15 @@ def _check_checkpoint(args) -> None:
         print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is continued from.", file=sys.stderr)
 
 
-def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args: Any) -> None:
+def save(
+    run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args: Any, extra: dict[str, Any]
+) -> None:
     """Write the checkpoint of an update into the folder of the run, once its metrics are on the disk."""
     if (run / METRICS_FILE).exists():
         durable.sync(run / METRICS_FILE)
     checkpoint.save(
         run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args), modules=modules, keep_last=args.save_total_limit - 1,
+        extra=settings(args) | extra, modules=modules, keep_last=args.save_total_limit - 1,
         texts={ARGUMENTS_FILE: describe_arguments(args)},
     )  # fmt: skip
 

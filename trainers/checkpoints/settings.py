@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainers.config import TrainArgs, mutable_on_resume
+from trainers.config import TrainArgs, mutable_on_resume, select_options
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import step_folders
 from trainers.runtime.progress import to_json_types
@@ -86,9 +86,10 @@ def list_changed(args: Any) -> list[str]:
 
 def describe_arguments(args: Any) -> str:
     """Return the text of `ARGUMENTS_FILE`: all arguments except the folder of the run. ``changed`` lists those that differ from
-    their defaults; ``algorithm`` is the name of their file."""
+    their defaults, ``config_only`` those that no command line takes; ``algorithm`` is the name of their file."""
     kept = {name: value for name, value in asdict(args).items() if name not in _OF_A_CALL}
     described = kept | {"algorithm": algorithm_of(args), "changed": list_changed(args)}
+    described |= {"config_only": select_options(args, "config")}
     return json.dumps(to_json_types(described), indent=2) + "\n"
 
 

@@ -18,6 +18,7 @@ from trainers.models.policy import Policy
 from trainers.models.prefix_trees import common_prefix_length
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
+MAX_ROW = 2048  # of a row in one pass: its attention mask has as many times the row's length
 MIN_SHARED_PREFIX = 16  # tokens; a shared start of all new prompts, such as instructions, runs once from this length on
 STEPS_AT_ONCE = 4  # on a GPU: each look at tokens makes it wait for 2 ms, a quarter of a 3 B model's step
 
@@ -116,11 +117,13 @@ class TransformersEngine:
             del waiting[:count]
 
     def _append(self, new_ids: dict[CachedSequence, list[int]]) -> None:
-        """Append ids to cached sequences, in one pass."""
-        rows, lengths = [sequence.index for sequence in new_ids], [len(sequence.ids) for sequence in new_ids]
-        self.runner.prefill(list(new_ids.values()), rows, lengths)
-        for sequence, ids in new_ids.items():
-            sequence.ids += ids
+        """Append ids to cached sequences, long ones in parts."""
+        while new_ids:
+            rows, lengths = [sequence.index for sequence in new_ids], [len(sequence.ids) for sequence in new_ids]
+            self.runner.prefill([ids[:MAX_ROW] for ids in new_ids.values()], rows, lengths)
+            for sequence, ids in new_ids.items():
+                sequence.ids += ids[:MAX_ROW]
+            new_ids = {sequence: ids[MAX_ROW:] for sequence, ids in new_ids.items() if len(ids) > MAX_ROW}
 
     def _decode(self) -> dict[int, Completion]:
         """Draw the next tokens of each open turn; return the turns that they complete."""

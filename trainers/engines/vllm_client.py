@@ -48,7 +48,7 @@ class VLLMClient:
             (served, *_) = self._answer(self._http.get("/v1/models"))["data"]
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
             raise UserError(f"no vLLM server answers at {url!r}: {error}") from error
-        self._model, self.max_length = served["id"], float(served["max_model_len"])
+        self._model, self.max_length = served["id"], min(policy.max_length, float(served["max_model_len"]))
         self._pool = ThreadPoolExecutor(MAX_CONNECTIONS)
         self._open: dict[Future[Completion], int] = {}
         self._sync_weights = WeightSync(policy.model, self._load)

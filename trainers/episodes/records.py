@@ -146,7 +146,7 @@ def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None)
         group=group, advantage=_mean([each for own in by_turn.values() for each in own]), truncated=t.truncated,
         failed=t.failed, tool_faults=t.tool_faults, completion_tokens=completion,
         prompt_tokens=sum(len(row.ids) for row in rows) - completion,
-    )  # fmt: skip
+    ) | {"return": float(t.episode_return)}  # fmt: skip
 
 
 def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: int) -> dict:
@@ -188,6 +188,7 @@ def make_record(
         "instance": number, "sample": sample, "group": share, "id": instance.get("id"),
         "question": instance.get("question", ""), "golds": [str(gold) for gold in golds],
         "kind": dict(instance.get("kind") or {}), "supporting": list(instance.get("supporting") or ()),
+        "format": instance.get("format", ""),
         "messages": messages, "turns": [_make_turn(turn) for turn in turns],
         "metrics": metrics, "score_name": origin.score, "score": metrics.get(origin.score, 0.0),
         "return": float(sum(turn["reward"] for turn in turns)), "advantage": advantage,

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_envs import scoring
 from agent_envs.tasks.mixture import MixtureEnv
-from agent_envs.tasks.qa import QAEnv
+from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import ScriptMaker, roll_out_many
 from agent_envs.vector import ToolVectorEnv
@@ -149,14 +149,22 @@ def run_script(
         recorder.lines = []
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
-    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}  # if a tool failure ended the episode
+    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}
+    infos = complete([turns[-1] for turns in episodes], [not turns[-1]["tool_faults"] for turns in episodes])
     return [
-        (nothing if turns[-1]["tool_faults"] else {})
-        | drop_recall(turns[-1], turns[0]["instance"])
+        drop_recall(nothing | {"kind": name_kind(turns[0]["instance"].get("kind") or {})} | info, turns[0]["instance"])
         | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
         | count_invalid([turn["recorded"]["invalid"] for turn in turns])
-        for turns in episodes
+        for info, turns in zip(infos, episodes, strict=True)
     ]
+
+
+def complete(infos: list[dict], finished: Sequence[bool]) -> list[dict]:
+    """Give episodes that a tool failure ended 0 for what all finished ones report as a number."""
+    names = [{name for name, value in info.items() if isinstance(value, int | float)} for info in infos]
+    common = [own for own, done in zip(names, finished, strict=True) if done]
+    nothing = dict.fromkeys(sorted(set.intersection(*common)) if common else (), 0.0)
+    return [info if done else nothing | info for info, done in zip(infos, finished, strict=True)]
 
 
 def data_digest(env: ToolEnv) -> str:

@@ -1,7 +1,8 @@
 """Read conversations from JSON lines as the steps of an episode: the assistant's messages are its turns.
 
 A line is in OpenAI's format, ``{"messages": [{"role": …, "content": …, "tool_calls": […]}, …]}``, or in TRL's, which also allows
-``{"prompt": […], "completion": […]}``. An assistant's message in a prompt, or with ``"weight": 0``, is not taught.
+``{"prompt": […], "completion": […]}``. An assistant's message in a prompt, or with ``"weight": 0``, is not taught and may be
+malformed.
 
 A turn is the text that the chat template adds for an assistant's message after a generation prompt, up to the token that ends
 it. Pieces are encoded one by one, as in a rollout, so it is known which tokens are the assistant's.
@@ -20,7 +21,7 @@ from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn
-from trainers.imitation.arguments import clean_calls, drop_nulls
+from trainers.imitation.arguments import are_readable, calls_to_text, clean_calls, drop_nulls
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Step
@@ -77,6 +78,10 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
         # Tags in users' messages are escaped: only tool results and the format's own text have tags.
         messages = [{**m, "content": policy.escape(m["content"] or "")} if m["role"] == "user" else m for m in messages]
         written = write_calls(messages, env.format, env.system_prompt, env.tools)
+        if env.instructions_in_observation and written[1]["role"] == "user":
+            first, second, *others = written
+            told = {**second, "content": f"{first['content'] or ''}\n\n{second['content']}"}
+            written = [{"role": "system", "content": ""}, told, *others]
         return question, to_episode_steps(written, policy, env.format.schemas())
     return question, to_steps(messages, policy, tools)
 
@@ -88,7 +93,10 @@ def _join(data: dict[str, Any]) -> list[Message]:
         raise UserError("messages, or prompt and completion, must be lists of objects with role and content")
     messages = parts[-1] if len(parts) == 1 else [*({**message, "weight": 0} for message in parts[0]), *parts[1]]
     messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    return [{**message, "content": _to_text(message.get("content"))} for message in messages]
+    messages = [{**message, "content": _to_text(message.get("content"))} for message in messages]
+    return [
+        m if m.get("weight") != 0 or are_readable(m.get("tool_calls") or ()) else calls_to_text(m) for m in messages
+    ]
 
 
 def _to_text(content: Any) -> str | None:
@@ -143,11 +151,21 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
             first = [_for_template(m, policy) for m in read]
             ids = policy.encode(_write(policy, first, tools, add_generation_prompt=True))
         said = message["content"] or ""
-        tokens = policy.turn_ids(message, tools) if tools else policy.text_ids(said, last=place == last)
+        tokens = _turn_ids(message, policy, tools) if tools else policy.text_ids(said, last=place == last)
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
     weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
     return [step for step, weight in zip(steps, weights, strict=True) if weight != 0]
+
+
+def _turn_ids(message: Message, policy: Policy, tools: Schemas) -> list[int]:
+    """Encode a turn; one that is not taught as text, if the template cannot write its calls."""
+    try:
+        return policy.turn_ids(message, tools)
+    except Exception:  # templates are programs that can raise any error
+        if message.get("weight") != 0:
+            raise
+    return policy.text_ids(calls_to_text(message)["content"])
 
 
 def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None = None) -> list[Step]:
@@ -238,7 +256,8 @@ def write_calls(
 
     Text beside calls is the turn's thought. A message without calls is the final answer, unless it is a valid turn of the
     format. A call of `answer` is the final answer too, unless ``tools`` has that name. ``instructions`` are used if the
-    conversation has no system message, or replace one that describes function calls.
+    conversation has no system message, or replace one that describes function calls. A message with weight 0 stays as it is
+    where it cannot be read or written, and its calls need no results if a user message follows.
 
     Raises:
         ValueError: a result without a call, a call without a result (except in the last turn), a call of a tool not in ``tools``
@@ -251,15 +270,15 @@ def write_calls(
     turn = Turn()  # the assistant's latest turn; below, its calls that wait for results, and the results
     open_calls: list[str] = []
     results: dict[str, str] = {}
-    ended = False  # whether an answer that is taught has come
+    ended = is_context = False  # whether an answer that is taught has come, whether the turn has weight 0
 
-    def answer_calls() -> None:
-        if open_calls:
+    def answer_calls(need_none: bool) -> None:
+        if open_calls and (results or not need_none):
             if missing := [id for id in open_calls if id not in results]:
                 raise UserError(f"the tool call {missing[0]!r} has no result")
             given = [ToolResult(results[id]) for id in open_calls]
             written.extend(format.messages(format.render(turn, given)))
-            open_calls.clear()
+        open_calls.clear()
 
     for message in messages:
         if message["role"] == "tool":
@@ -268,7 +287,7 @@ def write_calls(
                 raise UserError(f"a result of {id!r}, which the previous turn did not call")
             results[id] = message.get("content") or ""
             continue
-        answer_calls()
+        answer_calls(need_none=is_context and message["role"] == "user")
         if message["role"] != "assistant":
             written.append(message)
             continue
@@ -277,19 +296,34 @@ def write_calls(
                 "a message of the assistant without calls is the answer that ends an episode, and here more turns follow it: "
                 "join it with the calls after it, or keep the conversation as it is with --tool-calls template"
             )
-        turn, results = _read_turn(message, format), {}
-        if unknown := sorted({call.name for call in turn.calls} - {"answer"} - set(tools)) if tools else []:
-            raise UserError(
-                f"it calls {unknown[0]!r}, which is no tool of the environment: it has {', '.join(sorted(tools))}"
-            )
-        match turn.calls:
-            case (ToolCall("answer", {"text": str(text)}),) if "answer" not in tools:
-                turn = replace(turn, calls=(), answer=text.strip())
-        open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
-        turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write ids
-        ended = turn.answer is not None and message.get("weight") != 0
-        written.append({"weight": message.get("weight"), **format.message(format.write(turn))})
+        turn, results, is_context = Turn(), {}, message.get("weight") == 0
+        try:
+            turn = _read_known_turn(message, format, tools)
+            open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
+            turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write ids
+            written.append({"weight": message.get("weight"), **format.message(format.write(turn))})
+        except ValueError:
+            if not is_context:
+                raise
+            is_text = message.get("tool_calls") and not format.schemas()
+            written.append(calls_to_text(message) if is_text else message)
+        ended = turn.answer is not None and not is_context
     return written
+
+
+def _read_known_turn(message: Message, format: Format, tools: Collection[str]) -> Turn:
+    """Read a turn. Raises ValueError if one that is taught calls no tool of ``tools``, or one with weight 0 is malformed."""
+    turn, is_context = _read_turn(message, format), message.get("weight") == 0
+    if is_context and not message.get("tool_calls") and (error := format.parse(message.get("content") or "").error):
+        raise UserError(error)
+    if tools and not is_context and (unknown := sorted({call.name for call in turn.calls} - {"answer", *tools})):
+        raise UserError(
+            f"it calls {unknown[0]!r}, which is no tool of the environment: it has {', '.join(sorted(tools))}"
+        )
+    match turn.calls:
+        case (ToolCall("answer", {"text": str(text)}),) if "answer" not in tools:
+            return replace(turn, calls=(), answer=text.strip())
+    return turn
 
 
 _NATIVE = Native(())

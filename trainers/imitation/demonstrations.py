@@ -45,6 +45,7 @@ class Demonstration:
     score: float = 1.0  # the task's primary metric; 1 for conversations
     episode_return: float | None = None  # None for conversations
     calls: int | None = field(default=None, compare=False)  # number of tool calls, if known
+    instance: int | None = field(default=None, compare=False)  # number of the instance, if sampled
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
@@ -97,7 +98,7 @@ def sample(
                 yield Demonstration(
                     question=episode.turns[0]["observation"], rows=to_rows(episode.steps),
                     score=float(episode.info[metric]), episode_return=episode.episode_return,
-                    calls=episode.info["calls"],
+                    calls=episode.info["calls"], instance=episode.instance["instance"],
                 )  # fmt: skip
 
 
@@ -150,16 +151,16 @@ def select(
     demonstrations: Iterable[Demonstration], only_solved: bool = True, min_reward: float | None = None, keep: int = 0
 ) -> list[Demonstration]:
     """Select demonstrations, in order. ``only_solved``: drop scores below 1. ``min_reward``: drop episodes with a lower
-    return, but no conversations. ``keep``: the most per question, by highest return and without duplicates; 0 keeps all."""
+    return, but no conversations. ``keep``: the most per instance, by highest return and without duplicates; 0 keeps all."""
     least = -math.inf if min_reward is None else min_reward
     solved = [d for d in demonstrations if d.score >= 1 or not only_solved]
     good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
     if not keep:
         return good
-    by_question: dict[str, dict[tuple, Demonstration]] = defaultdict(dict)  # the first of equal demonstrations
+    by_instance: dict[tuple, dict[tuple, Demonstration]] = defaultdict(dict)  # the first of equal demonstrations
     for one in good:
-        by_question[one.question].setdefault(tuple(tuple(s.ids) for s in one.rows), one)
-    best = (sorted(own.values(), key=lambda d: -(d.episode_return or 0.0))[:keep] for own in by_question.values())
+        by_instance[one.question, one.instance].setdefault(tuple(tuple(s.ids) for s in one.rows), one)
+    best = (sorted(own.values(), key=lambda d: -(d.episode_return or 0.0))[:keep] for own in by_instance.values())
     kept = {id(one) for own in best for one in own}
     return [one for one in good if id(one) in kept]
 
@@ -221,15 +222,23 @@ def hold_out(
     demonstrations: list[Demonstration], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """Split demonstrations into those to learn from and those of about a ``share`` of the questions, at most `MOST_HELD_OUT`,
-    held out; each part has at least one. If all have one question, as conversations that begin alike, single demonstrations
-    are held out."""
-    by_question = [one.question for one in demonstrations]
-    names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
-    questions = sorted(set(names))
-    if not share or len(questions) < 2:
+    held out; each part has at least one. Single demonstrations are held out if all have one question, or if the questions drawn
+    have a large part of the demonstrations, as with conversations that begin alike."""
+    if not share:
         return demonstrations, []
-    count = min(max(1, round(share * len(questions))), len(questions) - 1, MOST_HELD_OUT)
-    chosen = {questions[i] for i in np.random.default_rng([seed, 1]).permutation(len(questions))[:count]}
+    learned, held_out = _split(demonstrations, [one.question for one in demonstrations], share, seed)
+    if held_out and len(held_out) <= max(2 * share, 0.25) * len(demonstrations):
+        return learned, held_out
+    return _split(demonstrations, [str(number) for number in range(len(demonstrations))], share, seed)
+
+
+def _split(
+    demonstrations: list[Demonstration], names: list[str], share: float, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Split demonstrations into those of most ``names`` and those of about a ``share`` of them."""
+    groups = sorted(set(names))
+    count = min(max(1, round(share * len(groups))), len(groups) - 1, MOST_HELD_OUT)
+    chosen = {groups[i] for i in np.random.default_rng([seed, 1]).permutation(len(groups))[: max(0, count)]}
     learned = [one for one, name in zip(demonstrations, names, strict=True) if name not in chosen]
     return learned, [one for one, name in zip(demonstrations, names, strict=True) if name in chosen]
 

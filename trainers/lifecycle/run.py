@@ -118,7 +118,7 @@ class Run:
         optimizer: of ``policy`` and ``modules``.
         modules: networks and states beside the policy that are trained and saved, by name, such as a critic.
         updates: their largest number; infinite if ``args.max_seconds`` is the only limit.
-        extra: settings to save with the best weights.
+        extra: settings that checkpoints keep beside ``args``.
 
     Attributes:
         done, first, saved: number of updates so far, before the run was resumed, and in the newest checkpoint.
@@ -134,7 +134,7 @@ class Run:
     ):  # fmt: skip
         self.args, self.folder, self.updates, self.evaluation = args, folder, updates, evaluation
         self.policy, self.sampler, self.optimizer = policy, sampler or policy, optimizer
-        self.modules, self.extra = modules or {}, extra or {}
+        self.modules, self.extra = modules or {}, {"format": self.sampler.format} | (extra or {})
         if isinstance(self.policy, ShardedPolicy):
             self.policy.shard([optimizer], self.modules.values())
         self.full_rates = [group["lr"] for group in optimizer.param_groups]  # before resume sets scheduled ones
@@ -294,7 +294,7 @@ class Run:
     def save(self, done: int) -> None:
         """Write the checkpoint of the state after ``done`` updates."""
         self.evaluation.prepare_save()
-        run_dir.save(self.folder, self.sampler, [self.optimizer], self.modules, done, self.args)
+        run_dir.save(self.folder, self.sampler, [self.optimizer], self.modules, done, self.args, self.extra)
         self.saved = done
 
     def _write_page(self, done: int) -> None:

@@ -87,7 +87,7 @@ def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[li
     metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
     if args.overlong_buffer:
         kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
-    return kept, metrics
+    return kept if any(t.steps for t in kept) else [], metrics  # a program may have asked the policy for no turn
 
 
 def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:

@@ -1,19 +1,18 @@
 """Choose the format that a policy acts in."""
 
-import contextlib
 import json
 import sys
-from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
-from trainers.checkpoints.settings import ARGUMENTS_FILE
+from trainers.checkpoints import checkpoint
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
+from trainers.runtime.integrity import is_checkpoint
 
 
 def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVectorEnv) -> None:
-    """Set the format of environments.
+    """Set the format of environments, and ``policy.format``, which its checkpoints keep.
 
     The first that applies: the format in ``env_kwargs``; the one that the policy was trained with; function calls, if the chat
     template and the tasks support them; the environments' own format.
@@ -25,13 +24,14 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
         ValueError: function calls are asked for, but the chat template does not support them.
     """
     envs = [env for vector in vectors for env in vector.envs]
-    reason = ""
-    if "format" not in json.loads(env_kwargs) and "plain" not in _names(vectors):
+    reason, policy.format = "", json.loads(env_kwargs).get("format")
+    if policy.format is None and "plain" not in _names(vectors):
+        policy.format = _trained_format(model)
         try:
             for env in envs:
-                env.use_format(_trained_format(model) or ("native" if policy.dialect else None))
+                env.use_format(policy.format or ("native" if policy.dialect else None))
         except ValueError as problem:  # the task does not support the format
-            reason = str(problem)
+            reason, policy.format = str(problem), None
             for env in envs:
                 env.use_format(None)
     names = _names(vectors)
@@ -50,8 +50,5 @@ def _names(vectors: tuple[ToolVectorEnv, ...]) -> set[str]:
 
 
 def _trained_format(model: str) -> str | None:
-    """Return the format that one of our checkpoints was trained with, if its arguments name one."""
-    with contextlib.suppress(OSError, ValueError):
-        arguments = json.loads((Path(model) / ARGUMENTS_FILE).read_text(encoding="utf-8"))
-        return json.loads(arguments["env_kwargs"]).get("format")
-    return None
+    """Return the format that one of our checkpoints was trained with, if it was named."""
+    return checkpoint.read_extra(model, verified=True).get("format") if is_checkpoint(model) else None

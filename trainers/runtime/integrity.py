@@ -49,10 +49,11 @@ def step_folders(run_folder: str | Path) -> list[Path]:
 
 def find_best(path_or_id: str | Path) -> str:
     """Resolve the folder of a run to its best, or else its latest checkpoint; return any other path or id unchanged."""
-    folder = Path(path_or_id)
-    if not path_or_id or not (steps := step_folders(folder)) or (folder / "config.json").is_file():
+    folder, best = Path(path_or_id), Path(path_or_id) / BEST
+    if not path_or_id or (folder / "config.json").is_file():
         return str(path_or_id)
-    best = folder / BEST
+    if not (steps := step_folders(folder)) and not is_checkpoint(best):  # a short run has no other than its best
+        return str(path_or_id)
     chosen = best if best.is_dir() else find_latest(folder)[0] or steps[0]
     print(
         f"{folder} is a run: {chosen} is taken, its {'best' if chosen == best else 'latest'} checkpoint",

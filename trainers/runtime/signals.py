@@ -47,7 +47,8 @@ def handle_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in SIGNALS if number != signal.SIGHUP or not under_nohup]
     before = {number: signal.signal(number, _on_signal) for number in handled}
     try:
         yield

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import Tool
 from agent_envs.types import ToolResult
 from agent_envs.utils.scripts import EpisodeRecorder
@@ -13,6 +14,8 @@ from trainers.agents.programs import run_program
 from trainers.agents.task_file import TaskEnv
 from trainers.agents.tasks import Episode, Task
 from trainers.trajectory import Trajectory
+
+EASY = "AgentR1/MiniWiki-Easy-v0"
 
 
 class Program:
@@ -47,6 +50,7 @@ def begin(tmp_path):
     def make():
         (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "x", "split": "train", "messages": ["first"]}))
         env = TaskEnv(str(tmp_path / "tasks.jsonl"))
+        assert env.stop == (), "a program reads whole turns"
         env.tools["hangs"], env.max_turns = Hangs(), 3
         _, info = env.reset(seed=0)
         episode = Episode(0, env, EpisodeRecorder(env, info), CallLog(Trajectory()))
@@ -88,6 +92,13 @@ def test_a_call_beyond_the_calls_of_the_episode_is_not_made(begin, monkeypatch):
     said = [task.tools[0](self=number) for number in range(2)]  # policies name arguments as they like
     assert said == ["soon", "No call is left: give the answer."]
     assert len(episode.env.history.calls) == 1
+
+
+def test_the_last_turn_is_kept_for_the_answer_of_a_mixtures_current_task():
+    env = MixtureEnv({EASY: {"kwargs": {"max_turns": 2}}, "AgentR1/Calculator-v0": {"kwargs": {"max_turns": 8}}})
+    _, info = env.reset(seed=0, options={"task": EASY})
+    task = Task(Episode(0, env, EpisodeRecorder(env, info), CallLog(Trajectory())), "", "")
+    assert [task.tools[0]("x") == "No call is left: give the answer." for _ in range(2)] == [False, True]
 
 
 def test_what_a_program_does_to_its_task_stays_there(begin):

@@ -1,11 +1,14 @@
 """Model cards; tests/trainers/lifecycle/test_resume.py has those of a run."""
 
 import json
+import shlex
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard
 
+from trainers import cli, grpo
 from trainers.checkpoints import card
+from trainers.checkpoints.settings import describe_arguments
 
 ARGUMENTS = {
     "env": "AgentR1/HotpotQA-v0", "env_kwargs": '{"data": "/home/me/data"}', "algorithm": "grpo", "model": "/home/me/x",
@@ -35,6 +38,20 @@ def test_it_says_what_an_agent_needs_to_act_as_in_training():
     written = card.make_card(mixed, Path("none"), "best", None)
     assert len(ModelCard(written).data.datasets) == 2
     assert f"play --checkpoint FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
+
+
+def test_its_command_repeats_the_run(tmp_path, monkeypatch):
+    """With a file of what no command line takes."""
+    monkeypatch.chdir(tmp_path)
+    ran = grpo.Args(
+        config="dapo", overlong_buffer=16, normalize="tokens", kl_target=1e-5, kl_coef=0.1, scale_by_std=False
+    )
+    written = card.make_card(json.loads(describe_arguments(ran)), tmp_path, "best", None)
+    command, file = (written.partition(f"```{kind}\n")[2].partition("\n```")[0] for kind in ("bash", "toml"))
+    (tmp_path / "FILE.toml").write_text(file)
+    assert "--normalize" not in command
+    again = cli.parse(grpo.Args(), "", "grpo", shlex.split(command)[3:])
+    assert json.loads(describe_arguments(again)) == json.loads(describe_arguments(ran))
 
 
 def test_it_says_which_weights_were_evaluated(tmp_path):

@@ -11,7 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainers.checkpoints import checkpoint
+from trainers import sft
+from trainers.checkpoints import checkpoint, run_dir
+from trainers.checkpoints.settings import check_resumed
+from trainers.evaluation.evaluator import load_agent
 from trainers.runtime.integrity import write_checksums
 from trainers.tiny.model import make_model, make_tokenizer
 
@@ -72,6 +75,13 @@ def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint-10", "checkpoint-11", "checkpoint-9", "checkpoint-99"]
+
+
+def test_every_checkpoint_of_a_run_keeps_its_longest_turn(tmp_path, make_policy):
+    args, folder = sft.Args(), tmp_path / "checkpoint-3"
+    run_dir.save(tmp_path, make_policy("bytes"), [], {}, 3, args, {"longest_turn": 200})
+    assert load_agent(folder)[1] == 200
+    check_resumed(folder, checkpoint.read_extra(folder), args)
 
 
 def test_a_folder_of_something_else_is_neither_loaded_nor_overwritten(tmp_path, tokenizer):

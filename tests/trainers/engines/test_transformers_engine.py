@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainers.engines import transformers_engine
 from trainers.engines.engine import generate
 from trainers.engines.library_sampler import LibrarySampler
 from trainers.engines.model_runner import ModelRunner
@@ -67,6 +68,20 @@ def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
             expected = logprobs_of(policy, prompts[key], greedy[key].tokens)
             assert greedy[key].logprobs == pytest.approx(expected, abs=1e-4)
             contexts[key] = prompts[key] + done[key].tokens
+
+
+def test_long_prompts_run_in_parts(make_policy, monkeypatch):
+    policy, params = make_policy("bytes"), (5, 0.0)
+    prompts = {key: policy.encode("An instruction for all. " + text * 3) for key, text in PROMPTS.items()}
+    whole = TransformersEngine(policy, ())
+    expected = generate(whole, prompts, *params)
+    monkeypatch.setattr(transformers_engine, "MAX_ROW", 7)
+    parts = TransformersEngine(policy, ())
+    found = generate(parts, prompts, *params)
+    for key in prompts:
+        assert found[key].tokens == expected[key].tokens
+        assert found[key].logprobs == pytest.approx(expected[key].logprobs, abs=1e-5)
+    assert parts.processed["decode"] == whole.processed["decode"]
 
 
 def test_asking_again_gives_the_same_answer(make_policy):

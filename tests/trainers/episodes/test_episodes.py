@@ -12,6 +12,7 @@ from agent_envs.utils.scripts import EpisodeRecorder, roll_out
 from trainers import grpo, ppo
 from trainers.episodes import records as episodes
 from trainers.episodes.records import EpisodeWriter, Origin, read_episodes, record_tokens, record_trajectory
+from trainers.trajectory import Trajectory
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 
@@ -109,6 +110,12 @@ def test_ppo_records_the_advantages_of_each_turn(train):
     assert any(len({turn["advantage"] for turn in r["turns"]}) > 1 for r in records.values())
 
 
+def test_an_episode_without_a_turn_returns_what_its_program_was_paid():
+    origin = Origin(phase="training", agent="a", name="a", env="e", split="train", source="s", score="em", step=1)
+    paid = Trajectory(instance={"instance": 0}, reward_terms={"program": 0.5})
+    assert record_trajectory(paid, origin)["return"] == paid.episode_return == 0.5
+
+
 def test_a_context_that_was_rewritten_begins_with_its_system_message(rewritten):
     policy, played = rewritten
     origin = Origin(phase="training", agent="a", name="a", env="e", split="train", source="s", score="em", step=1)
@@ -152,7 +159,7 @@ def test_found_evidence_and_results_by_hand():
     assert recorder.instance == {
         "question": observation, "id": question.id, "golds": list(question.golds),
         "kind": {"type": question.type, "hops": len(question.decomposition)},
-        "supporting": list(question.supporting_titles),
+        "supporting": list(question.supporting_titles), "format": "tags",
     }  # fmt: skip
     found = []
     for turn in turns:

@@ -16,6 +16,7 @@ from trainers.imitation.conversations import read_conversations, to_episode_step
 from trainers.imitation.demonstrations import episode_rows, target_spans
 from trainers.trajectory import to_rows
 
+EASY, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 60, "questions": 5}
 WORDS = ["the", "search", " for", "town", "\n", "<answer>", "é", "木", "  ", "author.", "<|im_end|>", "book was born"]
 
 
@@ -38,7 +39,7 @@ def write(path, *lines):
 
 @pytest.fixture
 def env():
-    return gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5).unwrapped
+    return gymnasium.make(EASY, **SMALL).unwrapped
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
@@ -183,7 +184,7 @@ def test_calls_are_written_as_the_environment_reads_them(env):
 
 
 def test_results_of_calls_in_one_turn_come_in_the_order_of_the_calls():
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5, format="hermes").unwrapped
+    env = gymnasium.make(EASY, **SMALL, format="hermes").unwrapped
     results = [{**FOUND, "tool_call_id": id, "content": f"result {id}"} for id in "ba"]
     text = write_calls([USER, calls(("a", BOOK), ("b", BOOK)), *results, ADA], env.format, "")[3]["content"]
     assert text.index("result a") < text.index("result b")
@@ -236,6 +237,13 @@ def test_conversations_with_tools_are_in_the_format_of_the_environment(make_poli
     assert called[0].prompt == policy.prompt_ids("Be brief.", "Who?")
 
 
+def test_instructions_are_where_a_rollout_has_them(make_policy, tmp_path):
+    policy, env = make_policy("bytes"), gymnasium.make(EASY, **SMALL, instructions_in_observation=True).unwrapped
+    path = write(tmp_path / "m.jsonl", {"messages": [USER, calls(("a", BOOK)), FOUND, ADA]})
+    ((_, steps),) = read_conversations(path, policy, env)
+    assert steps[0].prompt == policy.prompt_ids("", f"{env.system_prompt}\n\nWho?")
+
+
 def test_the_template_writes_the_calls_or_says_that_it_cannot(make_policy, tmp_path, monkeypatch):
     policy, path = make_policy("bpe"), write(tmp_path / "m.jsonl", {"messages": [USER, calls(("a", BOOK))]})
     with pytest.raises(ValueError, match=r"m.jsonl:1: the chat template leaves tool calls out"):
@@ -268,8 +276,11 @@ def test_thoughts_beside_calls_stay_whatever_the_template_drops(make_policy, env
 NULLED = {
     "query": {"type": "string", "enum": None}, "k": {"type": ["integer", "null"]}, "expr": None,
     "where": {"type": "object", "properties": {"year": {"type": "integer"}}},
+    "by": {"anyOf": [{"$ref": "#/$defs/by"}, {"type": "null"}]},
 }  # fmt: skip
-SEARCH = {"type": "function", "function": {"name": "search", "strict": None, "parameters": {"properties": NULLED}}}
+BY = {"type": "object", "properties": {"name": {"type": ["string", "null"]}}, "required": ["name"]}
+PARAMETERS = {"properties": NULLED, "$defs": {"by": BY}}
+SEARCH = {"type": "function", "function": {"name": "search", "strict": None, "parameters": PARAMETERS}}
 
 
 @pytest.mark.parametrize("tools", [[SEARCH], json.dumps([SEARCH]), [], None])
@@ -277,14 +288,15 @@ def test_nulls_that_a_table_filled_in_are_dropped(tmp_path, tools):
     """As Arrow writes structs: every one has the keys of all."""
     chat = ChatTokens(make_tokenizer("llama3.1"))
     arguments = {"query": "a", "k": None, "expr": None, "where": {"year": 1900, "month": None}}
+    arguments["by"] = {"name": None, "age": None}
     called = calls((None, arguments)) | {"weight": None}
     called["tool_calls"][0]["type"] = None
     line = {"messages": [{**USER, "tool_calls": None}, called, {"role": "tool", "content": "x"}, ADA], "tools": tools}
     ((_, steps),) = read_conversations(write(tmp_path / "m.jsonl", line), chat, None)
     text = chat.tokenizer.decode(steps[-1].prompt)
-    kept = ', "k": null' if tools else ""  # which the schema allows
-    assert f'{{"query": "a"{kept}, "where": {{"year": 1900}}}}' in text
-    assert not {"expr", "month", "enum", "strict"} & {word.strip('":') for word in text.split()}
+    kept, name = (', "k": null', '"name": null') if tools else ("", "")  # which the schema allows
+    assert f'{{"query": "a"{kept}, "where": {{"year": 1900}}, "by": {{{name}}}}}' in text
+    assert not {"expr", "month", "age", "enum", "strict"} & {word.strip('":') for word in text.split()}
     assert ("ipython" in text.partition("Who?")[0]) == bool(tools)  # no functions are none, and no empty list
 
 
@@ -376,7 +388,7 @@ def test_a_thought_that_the_prompt_opened_is_continued_or_closed(kind, own, teac
     said = chat.decode(step.prompt + step.tokens)
     assert (said.count("<think>"), said.count("</think>")) in ([(1, 1), (0, 0)] if kind == "qwen3" else [(1, 1)])
     assert step.tokens[-1] in chat.end_ids
-    tags = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5).unwrapped.format
+    tags = gymnasium.make(EASY, **SMALL).unwrapped.format
     turn = tags.parse(chat.decode_action(step.tokens))
     assert (turn.answer, turn.thought or None) == ("Zug", "so" if own else None)
     # A rollout that sampled this text has the same ids.

@@ -21,10 +21,10 @@ def envs():
     return make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4)
 
 
-def of_ids(question, ids, paid=1.0, score=1.0):
+def of_ids(question, ids, paid=1.0, score=1.0, instance=None):
     zeros = [0.0] * len(ids)
     sequence = BatchRow(ids=ids, mask=[False, *[True] * (len(ids) - 1)], logprobs=zeros, rewards=zeros)
-    return demos.Demonstration(question=question, rows=[sequence], score=score, episode_return=paid)
+    return demos.Demonstration(question=question, rows=[sequence], score=score, episode_return=paid, instance=instance)
 
 
 def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs):
@@ -47,6 +47,7 @@ def test_what_was_sampled_is_kept_id_by_id(envs, make_policy):
     torch.manual_seed(0)
     found = list(demos.sample(envs, policy, engine, [4, 2, 7], attempts=2, max_new_tokens=5, temperature=1.0))
     assert [one.question for one in found] == [envs.envs[0].questions[int(n)].question for n in "442277"]
+    assert [one.instance for one in found] == [4, 4, 2, 2, 7, 7]
     torch.manual_seed(0)
     played = rollout(envs, policy, engine, questions=[4, 2], group_size=2, max_new_tokens=5, temperature=1.0)
     assert [one.rows for one in found[:4]] == [to_rows(episode.steps) for episode in played]
@@ -63,6 +64,8 @@ def test_selection_by_hand():
     assert demos.select(everything, keep=1) == [b, e]
     assert demos.select(everything, keep=2) == [a, b, e]  # c is b again
     assert demos.select(everything, only_solved=False, keep=1) == [b, d]
+    games = [of_ids("Hello", [1, n], paid, instance=n % 2) for n, paid in ((2, 1.0), (3, 0.5), (4, 2.0))]
+    assert demos.select(games, keep=1) == games[1:]  # instances that begin alike
     told = of_ids("3", [1, 2], None)  # conversations of others, which nobody paid
     assert demos.select([a, told], min_reward=2.0) == [told]
 
@@ -139,6 +142,12 @@ def test_one_question_is_held_out_conversation_by_conversation():
     alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]
     learned, held_out = demos.hold_out(alike, 0.3, 0)
     assert len(held_out) == 3 and sorted(map(id, learned + held_out)) == sorted(map(id, alike))
+
+
+def test_a_question_with_most_conversations_is_not_held_out_whole():
+    uneven = [of_ids("Hello" if n else "Hi", [1, n]) for n in range(200)]
+    learned, held_out = demos.hold_out(uneven, 0.05, 0)
+    assert (len(learned), len(held_out)) == (190, 10)
 
 
 @pytest.mark.parametrize(("format", "end"), [("tags", ""), ("hermes", "<|im_end|>")])

@@ -3,7 +3,7 @@
 import pytest
 
 from trainers import grpo
-from trainers.rollouts.batching import refill_groups
+from trainers.rollouts.batching import refill_groups, select_episodes
 from trainers.trajectory import Step, Trajectory
 
 
@@ -41,6 +41,14 @@ def test_it_plays_on_until_the_batch_is_full_and_no_further(first, more, most, g
     assert [t.group for t in trajectories] == [group for group in groups for _ in range(2)]
     expected = {"filter/kept": pytest.approx(kept), "filter/batches": 1.0 + len(more)}
     assert metrics == (expected if most else {})
+
+
+def test_episodes_without_a_turn_of_the_policy_are_no_batch():
+    """As a program's that answers by itself, if it makes up the only group that a filter keeps."""
+    args = grpo.Args(filter="mixed", group_size=2)
+    unasked = [Trajectory(group=1, reward_terms={"program": value}) for value in MIXED]
+    assert select_episodes(batch(FLAT) + unasked, args) == ([], {"filter/kept": 0.5})
+    assert len(select_episodes(batch(MIXED) + unasked, args)[0]) == 4
 
 
 def test_a_return_that_is_not_finite_is_not_refilled_away():

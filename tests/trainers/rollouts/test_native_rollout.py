@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agent_envs.integrations.episode import Episode
 from agent_envs.integrations.token_episode import TokenEpisode
 from agent_envs.utils.scripts import roll_out_many
-from trainers import evaluate, grpo, sft
+from trainers import evaluate, export, grpo, sft
 from trainers.engines.engine import Completion
 from trainers.factory import make_envs
 from trainers.imitation.demonstrations import episode_rows
@@ -110,7 +111,7 @@ def test_a_rewritten_context_has_results_as_messages():
         ("plain", {"format": "native"}, "cannot call functions: its chat template does not take tools"),
     ],
 )  # fmt: skip
-def test_the_format_of_a_policy(kind, kwargs, expected, tmp_path):
+def test_the_format_of_a_policy(kind, kwargs, expected):
     policy, envs = make_policy(kind), make_envs(MINIWIKI, json.dumps(WORLD | kwargs), "train", 1)
     if " " in expected:
         with pytest.raises(ValueError, match=expected):
@@ -118,10 +119,6 @@ def test_the_format_of_a_policy(kind, kwargs, expected, tmp_path):
         return
     choose_format(policy, "m", json.dumps(kwargs), envs)
     assert envs.envs[0].format.name == expected
-    if not kwargs:  # a checkpoint acts as it was trained
-        (tmp_path / "arguments.json").write_text(json.dumps({"env_kwargs": '{"format": "hermes"}'}))
-        choose_format(policy, str(tmp_path), "{}", envs)
-        assert envs.envs[0].format.name == "hermes"
 
 
 def test_runs_of_grpo_and_sft(short_run, tmp_path, capsys):
@@ -149,3 +146,22 @@ def test_runs_of_grpo_and_sft(short_run, tmp_path, capsys):
         out=tmp_path / "sft",
     ))  # fmt: skip
     assert taught["tokens_taught"] > 0
+
+
+def test_what_is_trained_from_a_checkpoint_and_exported_keeps_its_format(short_run, tmp_path, capsys):
+    policy, folder = make_policy("hermes"), tmp_path / "model"
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    args = short_run(grpo, updates=1, questions_per_update=1, max_new_tokens=8, out=tmp_path / "run")
+    taught = sft.main(sft.Args(
+        env=args.env, env_kwargs=json.dumps(WORLD | {"format": "react"}), model=str(folder), demonstrations=4, updates=1,
+        held_out=0.0, out=tmp_path / "sft",
+    ))  # fmt: skip
+    grpo.main(replace(args, model=taught["checkpoint"]))
+    exported = export.main(export.Args(checkpoint=tmp_path / "run" / "checkpoint-1", out=tmp_path / "out"))
+    envs = make_envs(MINIWIKI, json.dumps(WORLD), "train", 1)
+    for model in (taught["checkpoint"], tmp_path / "run" / "checkpoint-1", exported):
+        envs.envs[0].use_format(None)
+        choose_format(policy, str(model), "{}", envs)
+        assert envs.envs[0].format.name == "react"
+    assert capsys.readouterr().err.count("format react") == 5

@@ -68,6 +68,7 @@ _CLOSED = """
 import fcntl, os, signal, sys, termios, time
 from trainers.runtime.signals import deferring, handle_signals, received
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # perhaps these tests run under nohup
 with handle_signals(), deferring():
     print("begun", flush=True)
     while not received():
