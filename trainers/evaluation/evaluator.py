@@ -149,10 +149,14 @@ def run_script(
         recorder.lines = []
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
-    nothing = {envs.envs[0].PRIMARY_METRIC: 0.0}
-    infos = complete([turns[-1] for turns in episodes], [not turns[-1]["tool_faults"] for turns in episodes])
+    ended = [bool(turns[-1]["tool_faults"]) for turns in episodes]  # by a tool failure, before there are scores
+    infos = complete([turns[-1] for turns in episodes], [not early for early in ended])
+    for place, turns in enumerate(episodes):
+        if ended[place]:
+            nothing = {envs.envs[0].PRIMARY_METRIC: 0.0, "kind": name_kind(turns[0]["instance"].get("kind") or {})}
+            infos[place] = nothing | infos[place]
     return [
-        drop_recall(nothing | {"kind": name_kind(turns[0]["instance"].get("kind") or {})} | info, turns[0]["instance"])
+        drop_recall(info, turns[0]["instance"])
         | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)}
         | count_invalid([turn["recorded"]["invalid"] for turn in turns])
         for info, turns in zip(infos, episodes, strict=True)

@@ -164,4 +164,6 @@ def test_a_script_is_played_by_the_first_process(monkeypatch):
     assert evaluator.run_script(envs, [3], None) == [turn | {"invalid_turns": 0, "recorded_turns": 1}]
     turn |= {"tool_faults": 2}
     del turn["em"]  # the script was ended before it had a score
-    assert evaluator.run_script(envs, [3], None) == [turn | {"em": 0.0, "invalid_turns": 0, "recorded_turns": 1}]
+    assert evaluator.run_script(envs, [3], None) == [
+        turn | {"em": 0.0, "kind": "", "invalid_turns": 0, "recorded_turns": 1}
+    ]
