@@ -290,6 +290,7 @@ class _Evaluation:
                 if requested:
                     self._run_jobs(agent, requested, keep)
         except BaseException as error:
+            done = sum(not answers.records.get((model, *job), {"failed": True})["failed"] for job in jobs)
             rest = f"{done} of {len(jobs)} episodes of {model} are kept in {args.out}; the same command continues from there"
             if isinstance(error, signals.TrainingStopped):
                 raise type(error)(f"{error}. {rest}") from None
