@@ -133,12 +133,9 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def _is_mistake(turn: Mapping[str, Any]) -> bool:
-    """Whether a turn is malformed or was cut, or calls an unknown tool or with arguments that do not fit."""
-    rejected = any(
-        call["result"].startswith((f"There is no tool {call['tool']!r}; ", f"{call['tool']}: the arguments"))
-        for call in turn["calls"]
-    )  # as `agent_envs.tools.running` words it
-    return bool(turn["invalid"]) or CUT.error in turn["observation"] or rejected
+    """Whether a turn is malformed or was cut, or one of its calls failed."""
+    failed = any(not call["ok"] for call in turn["calls"])
+    return bool(turn["invalid"]) or CUT.error in turn["observation"] or failed
 
 
 def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:

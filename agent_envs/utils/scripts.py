@@ -81,7 +81,13 @@ class EpisodeRecorder:
         turn, results, self._found = env.history.turns[-1], env.results, env.found_evidence()
         texts = env.feedback if len(env.feedback) == len(turn.calls) else [result.text for result in results]
         calls = [
-            {"tool": c.name, "arguments": json.dumps(c.arguments, default=str), "result": text, "fault": r.fault}
+            {
+                "tool": c.name,
+                "arguments": json.dumps(c.arguments, default=str),
+                "result": text,
+                "ok": r.ok,
+                "fault": r.fault,
+            }
             for c, r, text in zip(turn.calls, results, texts, strict=True)
         ]
         new = [now and not earlier for now, earlier in zip(self._found, before, strict=True)]
