@@ -25,6 +25,8 @@ _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**N
 _SILENT = 2  # the retry, after about two seconds, at which the user is warned
 _UNCLEAR = 3  # replies without a verdict after which the judge gives up
 _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, shared by all environments of the process
+_USUAL: dict[str, Any] = {"temperature": 0, "max_tokens": 1024}  # some models think first
+_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {}  # of models that refuse some of the usual ones
 
 
 class Judge:
@@ -70,12 +72,17 @@ class Judge:
 
     def _complete(self, content: str) -> str:
         key = os.environ.get(self.key_variable, "").strip()  # a newline in a header gives an error that shows the key
-        prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some models think first
+        options = _OPTIONS.get((self.url, self.model), _USUAL)
+        messages = [{"role": "user", "content": content}]
         try:
             client = _make_client(self.url, key, self.timeout, self.retries)
-            reply = client.chat.completions.create(model=self.model, temperature=0, **prompt)
+            reply = client.chat.completions.create(model=self.model, messages=messages, **options)
             return str(reply.choices[0].message.content)
         except Exception as error:  # of the client, or for a reply of another form
+            accepted = {name: value for name, value in options.items() if f"'{name}'" not in str(error)}
+            if getattr(error, "status_code", None) == 400 and accepted != options:  # OpenAI's newer models take neither
+                _OPTIONS[self.url, self.model] = accepted
+                return self._complete(content)
             raise RuntimeError(f"the judge at {self.url} does not answer: {type(error).__name__}: {error}") from error
 
 

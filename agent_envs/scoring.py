@@ -33,7 +33,7 @@ _BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=]|-(?!\w)|$)")  # A+ is 
 _SPELLED = str.maketrans(
     {**dict.fromkeys("‐‑–−", "-"), **dict.fromkeys("‘’‛′“”„‟«»", "'"), "≤": "<=", "≥": ">=", "≠": "!="}
 )
-_LOOSE_OPERATOR = re.compile(r"(?<=[\d)])\s+([+*^/])\s+(?=[\d(])")
+_LOOSE_OPERATOR = re.compile(r"(?<=[\d)])\s+([-+*^/])\s+(?=[\d(])")  # "1990 - 1995"
 _LOOSE_MINUS = re.compile(
     r"(?<!\w)(?<!\w )-\s+(?=[$€£¥₹₿]?\.?\d|[√∞π½¼¾(]|[a-zα-ω]\b)"
 )  # "- 5", but not "Paris - 2010"
@@ -45,6 +45,7 @@ _MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, A-, Ca2+, C#, 2+3, 3,5 and 
     r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)%])[<>=](?=[\w($€£¥₹₿∞π√.+=-])"
 )
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
+_CONFIDENCE = 0.95  # of `bootstrap_interval`
 
 
 class Scores(NamedTuple):
@@ -150,29 +151,25 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
     return 1 - comb(attempts - solved, k) / comb(attempts, k)
 
 
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, samples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float], samples: int = 2000) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean (Efron 1979).
 
     If all values are 0, or all are 1, resamples do not vary: the interval is then the exact one of a proportion (Clopper and
     Pearson 1934).
 
-    Raises a ValueError if there are no values, or if `confidence` is not between 0 and 1.
+    Raises a ValueError if there are no values.
     """
     if len(values) == 0:
         raise ValueError("a bootstrap interval needs at least one value")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     # Scores repeat (EM has two values), so a resample is drawn as counts of the distinct values: the same
     # distribution as drawing with replacement, at a fraction of the memory.
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     size = int(counts.sum())
     if len(distinct) == 1 and distinct[0] in (0, 1):
-        furthest = ((1 - confidence) / 2) ** (1 / size)  # where `size` hits in a row have this probability
+        furthest = ((1 - _CONFIDENCE) / 2) ** (1 / size)  # where `size` hits in a row have this probability
         return (furthest, 1.0) if distinct[0] else (0.0, 1 - furthest)
-    resamples = np.random.default_rng(seed).multinomial(size, counts / size, size=samples)
-    low, high = np.quantile(resamples @ distinct / size, [(1 - confidence) / 2, (1 + confidence) / 2])
+    resamples = np.random.default_rng(0).multinomial(size, counts / size, size=samples)
+    low, high = np.quantile(resamples @ distinct / size, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+SAMPLES = 2000  # of `bootstrap_over_seeds`
+
 
 class Estimate(NamedTuple):
     """A value and its 95% CI."""
@@ -33,12 +35,12 @@ def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarr
     return (0.5 + 0.5 * np.sign(above)).mean((-3, -2, -1))
 
 
-def bootstrap_over_seeds(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = 2000) -> Estimate:
+def bootstrap_over_seeds(measure: Callable[..., np.ndarray], *scores: np.ndarray) -> Estimate:
     """Compute ``measure(*scores)`` with its percentile bootstrap interval. A seed is drawn with all its tasks: unlike in the
     paper, one run is evaluated on all of them, and its scores go together.
     ``measure`` maps arrays [..., seeds, tasks] to [...]; ``scores`` are [seeds, tasks]."""
     rng = np.random.default_rng(0)
-    drawn = zip(*([own[rng.integers(len(own), size=len(own))] for own in scores] for _ in range(samples)), strict=True)
+    drawn = zip(*([own[rng.integers(len(own), size=len(own))] for own in scores] for _ in range(SAMPLES)), strict=True)
     low, high = np.quantile(measure(*map(np.array, drawn)), [0.025, 0.975])
     return Estimate(float(measure(*scores)), float(low), float(high))
 

@@ -136,7 +136,8 @@ def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:
     if in_configs:
         text += f"\n\nSet by a --config file only: {', '.join(in_configs)}."
     if hasattr(defaults, "resume"):
-        text += f"\n\nMay change on --resume: {', '.join(sorted(config.mutable_on_resume(defaults)))}."
+        changeable = config.mutable_on_resume(defaults) - {"out", "resume"}  # which name the run
+        text += f"\n\nMay change on --resume: {', '.join(sorted(changeable))}."
     return "\n".join(textwrap.fill(line, 110) if len(line) > 130 else line for line in text.splitlines())
 
 

@@ -164,9 +164,9 @@ class OptimisationArgs:
     """Policy updates."""
     max_seconds: NotNegative = option(0.0, advanced=True, mutable_on_resume=True)
     """Limit on the time of rollouts and updates, without evaluations, in seconds; 0 for no limit."""
-    lr: Positive = 5e-4
-    """Learning rate of AdamW. The default is for the tiny policy; use 1e-6 for a pretrained model, 1e-5 with --lora-rank
-    (2e-4 at 135 M)."""
+    lr: Positive | None = None
+    """Learning rate of AdamW. Default: 5e-4 for the tiny policy, 1e-6 for a pretrained model, 1e-5 for its adapter (2e-4 at
+    135 M)."""
     schedule: Literal["constant", "linear", "cosine"] = option("constant", advanced=True)
     """Decay of all learning rates to 0, over --updates or --max-seconds, whichever ends first."""
     warmup: Share = option(0.0, config_only=True)
@@ -242,13 +242,13 @@ class OutputArgs:
     """Run and files."""
 
     config: str = ""
-    """A TOML file of arguments, or a name in trainers/configs, such as agent-r1, dapo or gspo. Options override it."""
+    """A TOML file of arguments, or a name in trainers/configs, such as from-scratch or dapo (GRPO). Options override it."""
     seed: Natural = 0
     """Seed of the model, the questions and the sampling."""
     out: Path | None = option(None, mutable_on_resume=True)
     """Folder of the run. Default: runs/<algorithm>-<env>-<seed>, numbered if it exists."""
     resume: Path | None = option(None, mutable_on_resume=True)
-    """Folder of a run to continue with its arguments; --help-all lists those that may change, such as --updates."""
+    """Folder of a run to continue with its arguments; --help-all lists those that may change, such as --save-every."""
     save_every: Count = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
     save_total_limit: Count = option(2, config_only=True, mutable_on_resume=True)

@@ -24,7 +24,7 @@ Shapes: [N, A] are N episodes with at most A action tokens; [B, T] are B rows of
 episode, or a part of one if its context was rewritten.
 
     python -m trainers.grpo                       # the tiny policy learns to search, on a laptop
-    python -m trainers.grpo --env AgentR1/HotpotQA-v0 --model PATH_OR_ID --lr 1e-6
+    python -m trainers.grpo --env AgentR1/HotpotQA-v0 --model PATH_OR_ID
 """
 
 from dataclasses import dataclass
@@ -63,6 +63,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from trainers.algorithms.advantages import group_advantage, to_tokens
 from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
@@ -72,7 +73,7 @@ from trainers.lifecycle.setup import open_setup
 from trainers.models.fsdp import clip_gradients
 from trainers.models.hidden_states import HiddenStates
 from trainers.models.kl_reference import KLPenalty
-from trainers.models.lora import trainable_parameters
+from trainers.models.lora import has_lora, trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
 from trainers.rollouts.batching import (
@@ -199,7 +200,8 @@ def train(
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy
-        optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
+        rate = args.lr or default_rates(policy.model)[0]
+        optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": rate}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
         with RLRun(setup, optimizer, **saved) as run:  # resumes
@@ -207,6 +209,16 @@ def train(
                 trajectories = run.collect(step)  # rollouts; with dynamic sampling more of them, already filtered
                 step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
             return run.close()  # the closing table and the report
+
+
+def default_rates(model: PreTrainedModel) -> tuple[float, float]:
+    """Return the learning rates of a policy and its critic that docs/hyperparameters.md has for a model of this size."""
+    size, has_adapter = model.num_parameters(), has_lora(model)
+    if size < 50_000_000:
+        return 5e-4, 1e-3
+    if size < 300_000_000:
+        return 2e-4 if has_adapter else 1e-6, 1e-4
+    return 1e-5 if has_adapter else 1e-6, 1e-5
 
 
 def make_optimizer(policy: Policy, groups: list[dict]) -> torch.optim.AdamW:

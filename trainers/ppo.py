@@ -35,8 +35,8 @@ class Args(TrainArgs):
     """Discount from turn to turn, with gae bi-level or turns."""
     turn_lam: Share = option(1.0, config_only=True)
     """λ from turn to turn, with gae bi-level or turns."""
-    critic_lr: Positive = 1e-3
-    """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
+    critic_lr: Positive | None = None
+    """Learning rate of the critic. Default: 1e-3 for the tiny policy, 1e-5 for a pretrained model (1e-4 at 135 M)."""
     value_clip: Positive = option(0.2, config_only=True)
     """ε of the clipped value loss: the largest move of a value from its old estimate that has a gradient."""
     value_coef: NotNegative = option(0.5, config_only=True)
@@ -71,7 +71,7 @@ import torch
 from trainers.algorithms.advantages import whiten
 from trainers.algorithms.gae import bi_level_gae, gae, turn_level_gae
 from trainers.algorithms.losses import aggregate, total_loss, value_loss
-from trainers.grpo import make_optimizer, policy_loss
+from trainers.grpo import default_rates, make_optimizer, policy_loss
 from trainers.lifecycle.rl_run import RLRun
 from trainers.lifecycle.setup import open_setup
 from trainers.models.critic import Critic
@@ -184,8 +184,9 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy
         critic = Critic(policy, args.share_layers)
-        actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr}
-        critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}
+        actor_rate, critic_rate = default_rates(policy.model)
+        actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr or actor_rate}
+        critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr or critic_rate}
         optimizer = make_optimizer(policy, [actor_group, critic_group])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted

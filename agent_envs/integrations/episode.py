@@ -222,7 +222,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
         The reply, and the messages that answer the turn: a result for each call, or one message from the user.
     """
     said = message.get("content") or ""
-    if cut and not said and (thought := message.get("reasoning_content")):
+    if cut and not said and (thought := message.get("reasoning_content") or message.get("reasoning")):
         said = f"<think>\n{thought}"  # the cut is inside the thought
     if not episode.native:
         reply = episode.step(said, cut=cut)

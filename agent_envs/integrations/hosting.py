@@ -80,11 +80,17 @@ class HostedEnv(ToolEnv):
         if any(self._ended):
             return ToolResult("The episode has ended.", ok=False)
         try:
-            observation, reward, terminated, truncated, info = self.hosted.step(action)
+            stepped = self.hosted.step(action)
         except (ArithmeticError, MemoryError, RecursionError) as error:  # from a tool these are the agent's mistakes
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        if not (isinstance(stepped, tuple) and len(stepped) == 5 and isinstance(stepped[4], dict)):
+            told = "(observation, reward, terminated, truncated, info)"  # not a ValueError, the agent's mistake
+            raise TypeError(f"step must return {told}, got {stepped!r:.60}")
+        observation, reward, terminated, truncated, info = stepped
+        if isinstance(reward, str):
+            raise TypeError(f"a reward must be a number, got {reward!r}")
         self._ended = bool(terminated), bool(truncated)
-        self._observed = _text(observation, TypeError)  # a ValueError would be the agent's mistake
+        self._observed = _text(observation, TypeError)
         return ToolResult(self._observed, data=(float(reward), info))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

@@ -84,7 +84,7 @@ class AgentR1Environment(Environment):
         """Take a turn."""
         if not self._episodes:
             raise ValueError("no episode is running: reset first, in the same session (a WebSocket)")
-        reply: Reply = self._episode.step(action.text)
+        reply: Reply = self._episode.step(self._episode.end_turn(action.text)[0])
         self._state.step_count += 1
         notes = {**reply.metrics, "truncated": float(reply.truncated)}
         return Seen(text=reply.text, reward=float(reply.reward), done=reply.done, metadata=notes)

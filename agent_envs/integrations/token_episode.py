@@ -1,5 +1,6 @@
 """An episode as token ids, for adapters to libraries that train on the sampled ids."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from agent_envs.stopping import StopChecker
 class TokenEpisode:
     """An `Episode` in token ids, the same as in `trainers.rollouts.rollout`.
 
-    ``eos_ids``: ids that may end a turn, besides the tokenizer's own eos.
+    ``eos_ids``: ids that may end a turn, besides the tokenizer's own eos. ``thinking``: as in `ChatTokens`.
 
     Attributes:
         prompt: ids before the first turn, or before the next turn if the environment rewrites the context.
@@ -21,9 +22,9 @@ class TokenEpisode:
         was_cut: sampling reached its limit before the last turn ended; the turn is no action.
     """
 
-    def __init__(self, episode: Episode, tokenizer: Any, eos_ids: tuple[int, ...] = ()):
-        self.episode, self.chat = episode, _chat(tokenizer, eos_ids)
-        self._ends_turn = _stop_checker(tokenizer, eos_ids, episode.stop)
+    def __init__(self, episode: Episode, tokenizer: Any, eos_ids: tuple[int, ...] = (), thinking: str = "auto"):
+        self.episode, self.chat = episode, _chat(tokenizer, eos_ids, thinking)
+        self._ends_turn = _stop_checker(tokenizer, eos_ids, thinking, episode.stop)
 
     def start(self, seed: int, attempt: int | None = None) -> list[Message]:
         """Begin an episode; return the messages of `Episode.start`."""
@@ -103,10 +104,19 @@ def check_one_sequence(episode: Episode, library: str) -> None:
         raise ValueError(f"{library} trains an episode as one sequence: leave context at 'append'")
 
 
+def read_thinking(options: Mapping[str, Any] | None) -> str:
+    """Read a library's options of the chat template, where only the switch for thoughts reaches an episode."""
+    options = dict(options or {})
+    switch = options.pop("enable_thinking", options.pop("thinking", None))
+    if options:
+        raise ValueError(f"template options {sorted(options)} have no effect here: set them in the chat template")
+    return "auto" if switch is None else "on" if switch else "off"
+
+
 # Made once for each tokenizer in a process, since both read the whole vocabulary.
 _chat = lru_cache(maxsize=8)(ChatTokens)
 
 
 @lru_cache(maxsize=8)
-def _stop_checker(tokenizer: Any, eos_ids: tuple[int, ...], stop: tuple[str, ...]) -> StopChecker:
-    return StopChecker(_chat(tokenizer, eos_ids), stop)
+def _stop_checker(tokenizer: Any, eos_ids: tuple[int, ...], thinking: str, stop: tuple[str, ...]) -> StopChecker:
+    return StopChecker(_chat(tokenizer, eos_ids, thinking), stop)

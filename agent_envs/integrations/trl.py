@@ -23,7 +23,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from agent_envs.integrations.episode import Episode, Message, check_question, draw_questions, make_in_split, step_all
-from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence, read_thinking
 
 ENDED = "The episode has ended."
 
@@ -90,13 +90,15 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
     example = take_episode(env_kwargs.get("split", ""), 0)
     check_one_sequence(example, "TRL")
 
-    def begin(prompts: list[list[Message]], attempts: int, eos_ids: tuple[int, ...]) -> list[TokenEpisode]:
+    def begin(prompts: list[list[Message]], trainer: Any) -> list[TokenEpisode]:
+        attempts, eos_ids = trainer.accelerator.process_index * len(prompts), tuple(trainer.eos_token_ids)
+        thinking = read_thinking(trainer.chat_template_kwargs)
         rows: list[TokenEpisode] = []
         used: Counter = Counter()  # episodes by split
         begun: Counter = Counter()  # attempts by seed
         for prompt in prompts:
             seed, split = prompt[0].get("seed"), prompt[0].get("split") or ""
-            row = TokenEpisode(take_episode(split, used[split]), tokenizer, eos_ids)
+            row = TokenEpisode(take_episode(split, used[split]), tokenizer, eos_ids, thinking)
             check_question(row.start(_check_seed(seed), attempts + begun[seed]), prompt)
             used[split], begun[seed] = used[split] + 1, begun[seed] + 1
             rows.append(row)
@@ -104,8 +106,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
 
     def roll_out(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
         _check_trainer(trainer)
-        eos_ids = tuple(trainer.eos_token_ids)
-        rows = running = begin(prompts, trainer.accelerator.process_index * len(prompts), eos_ids)
+        rows = running = begin(prompts, trainer)
         _stop_at_tags(trainer, rows[0])
         while running:
             sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in running], None, {}, 1)

@@ -122,6 +122,10 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                     try:
                         answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
                     except APIError as error:  # a limit of the run, or of the model; the trace knows which
+                        episode.env.fits = lambda observation, context: False
+                        episode.step("", cut=True)  # ends truncated, which settles its shaping
+                        recorded["turn_rewards"] = list(episode.rewards)
+                        recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
                     message = answer.choices[0].message.model_dump(exclude_none=True)
                     cut = answer.choices[0].finish_reason == "length"

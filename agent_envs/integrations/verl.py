@@ -29,7 +29,7 @@ from agent_envs.integrations.episode import (
     make_in_split,
     retry_on_tool_failure,
 )
-from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence, read_thinking
 
 # Random, since several workers may run members of the same group without knowing of each other.
 _FIRST_ATTEMPT = secrets.randbelow(2**31)
@@ -88,7 +88,8 @@ class AgentR1Loop(AgentLoopBase):
         self, episode: Episode, sampling_params: dict, start: tuple[int, int], prompt: Any
     ) -> AgentLoopOutput:
         check_one_sequence(episode, "verl")
-        tokens = TokenEpisode(episode, self.tokenizer)
+        thinking = read_thinking(self.config.data.get("apply_chat_template_kwargs"))
+        tokens = TokenEpisode(episode, self.tokenizer, thinking=thinking)
         messages = tokens.start(*start)
         check_question(messages, prompt)
         if len(tokens.prompt) > self.rollout_config.prompt_length:

@@ -55,7 +55,7 @@ class CountdownEnv(ToolEnv):
     Args:
         split: ``"train"`` or ``"validation"``, by a digest of the numbers, in ascending order, and the target.
         numbers: the smallest and the largest count of numbers, within 2 to 8.
-        largest: the numbers are 1 to ``largest``, at least 5. Targets are 10 to 99. Sums and differences solve about seven of
+        largest: the numbers are 1 to ``largest``, of 5 to 1,000. Targets are 10 to 99. Sums and differences solve about seven of
             eight puzzles with numbers up to 99, and one of three with numbers up to 12.
         max_turns: more than 1 forgives malformed turns; the last turn ends the game in any case.
         common: other arguments of `ToolEnv`.
@@ -81,8 +81,8 @@ class CountdownEnv(ToolEnv):
         check_pair("numbers", numbers, 2, 8)
         check_integers(5, largest=largest)
         self.counts = (numbers[0], numbers[1])
-        if largest > 10_000:
-            raise ValueError(f"largest must be in 5..10000, got {largest}")
+        if largest > 1000:  # of larger numbers few sets have a target under 100
+            raise ValueError(f"largest must be in 5..1000, got {largest}")
         task = (
             "Make the target from the numbers: write an expression with + - * / and brackets that uses each number "
             "exactly once and has the target as its value, and give it as the answer, without an equals sign."

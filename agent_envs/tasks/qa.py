@@ -174,11 +174,11 @@ class QAEnv(ToolEnv):
         """The key of a passage: of its text if the gold paragraphs of the question are known, else its title."""
         return paragraph_key(passage.text) if self.question.supporting_paragraphs else html.unescape(passage.title)
 
-    def shows(self, tool: Tool, passage: Passage) -> bool:
-        """Whether a passage that a tool returned counts as shown; a gold passage that is cut before its answer does not."""
-        if not isinstance(tool, SearchTool) or not self.is_gold(passage) or self._asks_verdict():
+    def shows(self, tool: Tool, passage: Passage, text: str) -> bool:
+        """Whether a passage counts as shown, which a tool returned with ``text``; a gold passage without its answer does not."""
+        if not self.is_gold(passage) or self._asks_verdict() or not self._covers(passage.text):
             return True
-        return not self._covers(passage.text) or bool(self._covers(tool.show(1, passage)))
+        return bool(self._covers(tool.show(1, passage) if isinstance(tool, SearchTool) else text))
 
     def is_gold(self, passage: Passage, missing: bool = False) -> bool:
         """Whether a passage supports the answer and, with ``missing``, has not been shown so far."""
@@ -191,8 +191,8 @@ class QAEnv(ToolEnv):
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         pairs = zip(turn.calls, results, strict=True)
-        found = [(self.tools[call.name], passage) for call, result in pairs if result.ok for passage in result.data]
-        shown = {self.evidence(passage) for tool, passage in found if self.shows(tool, passage)}
+        found = [(self.tools[call.name], p, result.text) for call, result in pairs if result.ok for p in result.data]
+        shown = {self.evidence(passage) for tool, passage, text in found if self.shows(tool, passage, text)}
         self._brought_up |= shown
         self._found |= shown & self._gold
         metrics = {"support_recall": len(self._found) / len(self._gold) if self._gold else 0.0}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import retrieval_index
 from agent_envs import scoring
@@ -143,7 +143,9 @@ def _load_split(benchmark: str, split: str, places: tuple, holdout: int, **argum
         return _load_own(split, holdout, **arguments)
     if holdout:
         task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
-        questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
+        numbers: dict[Any, int] = {}  # the same facts in other words are one question
+        asked = [numbers.setdefault(_facts(q), len(numbers)) for q in task.questions]
+        questions = tuple(q for q, i in zip(task.questions, asked, strict=True) if (i % holdout == 0) == aside)
         if not questions:
             count = f"the {len(task.questions)} in {task.source}"
             raise ValueError(f"holdout={holdout} leaves no {split} question of {count}: give more questions")
@@ -152,6 +154,12 @@ def _load_split(benchmark: str, split: str, places: tuple, holdout: int, **argum
     if benchmark == "miniwiki":
         return miniwiki(split, **arguments)
     return _load_real(benchmark, split, **arguments)
+
+
+def _facts(question: Question) -> Any:
+    """What a question asks for, in whatever words: its steps if they are known, else its text."""
+    steps = [(step.get("question"), step.get("title")) for step in question.decomposition or ()]
+    return tuple(steps) or question.question
 
 
 def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> QATask:

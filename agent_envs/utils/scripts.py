@@ -95,15 +95,18 @@ class EpisodeRecorder:
         return {"calls": calls, "found": found, "invalid": turn.is_mistake, "cut": turn.cut}
 
 
-def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:
+def begin(
+    envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = (), as_seeds: bool = False
+) -> tuple[tuple[str, ...], Info]:
     """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
+    ``as_seeds``: the numbers are seeds, even if there are ``questions``.
     ``attempts``: number of each rollout among those of its instance, from 0; it seeds random outcomes after the start."""
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
     options: dict[str, Any] = {"reset_mask": np.arange(total) < count}
     if any(attempts) and envs.envs[0].TAKES_NOISE_SEED:
         options["noise_seed"] = [*attempts, *[0] * (total - count)]
-    if envs.envs[0].questions is not None:
+    if envs.envs[0].questions is not None and not as_seeds:
         return envs.reset(options=options | {"question": padded})
     return envs.reset(seed=padded, options=options)
 

@@ -15,12 +15,13 @@ from agent_envs.judge import Judge
 
 
 class Endpoint:
-    """Says ``replies`` one after the other (a status, or a text), then the last of them for ever; keeps what it was asked."""
+    """Says ``replies`` one after the other (a status, or a text), then the last of them for ever; keeps what it was asked.
+    Requests with one of the options ``refused`` get an error, and no reply."""
 
     numbers = itertools.count()  # verdicts are kept by address
 
     def __init__(self):
-        self.replies, self.asked, self.keys, self.paths = ["yes"], [], [], []
+        self.replies, self.asked, self.keys, self.paths, self.refused = ["yes"], [], [], [], ()
         self.url = f"http://judge-{next(self.numbers)}/v1"
 
     @property
@@ -31,6 +32,8 @@ class Endpoint:
         self.asked.append(json.loads(request.content))
         self.keys.append(request.headers["Authorization"])
         self.paths.append(request.url.path)
+        if wrong := [name for name in self.refused if name in self.asked[-1]]:
+            return httpx.Response(400, json={"error": {"message": f"Unsupported parameter: '{wrong[0]}'"}})
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         said = reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]})
         status = reply if isinstance(reply, int) else 200
@@ -115,6 +118,12 @@ def test_what_is_no_server_or_cannot_be_asked(monkeypatch):
     monkeypatch.setattr("agent_envs.judge.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install -e '.\[api\]'"):
         Judge("http://127.0.0.1:9/v1", "small")
+
+
+def test_options_that_a_model_refuses_are_left_out(endpoint, judge):
+    endpoint.refused = "max_tokens", "temperature"
+    assert [judge("Where?", ["Oslo"], word) for word in ("Oslo", "Norway")] == [1.0, 1.0]
+    assert len(endpoint.asked) == 4 and set(endpoint.asked[-1]) == {"model", "messages"}
 
 
 def test_equal_questions_are_asked_once_of_each_model(endpoint, judge):

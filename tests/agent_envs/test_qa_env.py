@@ -104,6 +104,19 @@ def test_an_article_is_read_in_full(folder):
     assert env.step("<read> Emil Brunner </read>")[4]["reward_terms"]["repeat"] == -0.05
 
 
+def test_a_part_of_an_article_shows_what_it_holds(tmp_path):
+    article = {"id": "a", "title": "Ada Kern", "text": "She made watches. " * 300 + "She was born in Uri."}
+    question = {"question": "Where was she born?", "answer": "Uri", "supporting_titles": ["Ada Kern"]}
+    for name, row in (("c", article), ("q", question)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row), "utf-8")
+    places = {"data": str(tmp_path / "q.jsonl"), "corpus": str(tmp_path / "c.jsonl")}
+    env = QAEnv("own", **places, holdout=1, split="validation", k=1, read=True)
+    env.reset(seed=0)
+    parts = [env.step(f"<read>Ada Kern{part}</read>") for part in ("", " #2")]
+    assert ["Uri" in part[0] for part in parts] == [False, True]
+    assert [part[4]["support_recall"] for part in parts] == [0.0, 1.0]
+
+
 def test_passages_are_cut_by_tokens(folder, tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -157,6 +170,13 @@ def test_held_out_training_questions():
             QAEnv(holdout=wrong)
     with pytest.raises(ValueError, match="split_seed must be an integer of at least 0"):
         QAEnv("own", data="my.jsonl", split_seed=1.5)
+
+
+def test_a_question_in_other_words_is_on_the_same_side():
+    sides = [QAEnv(entities=100, questions=400, holdout=5, split=split).questions for split in ("train", "validation")]
+    assert len(sides[1]) > 40
+    asked = [{json.dumps(question.decomposition) for question in side} for side in sides]
+    assert not asked[0] & asked[1]
 
 
 def test_a_server_that_does_not_answer_is_named_before_an_episode_begins(tmp_path):

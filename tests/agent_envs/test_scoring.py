@@ -34,6 +34,7 @@ NORMALIZED = {
     },
     "nq": {"The Beyonc\u00e9": "beyonce\u0301", "AC/DC": "acdc"},
     "own": {
+        "1990 - 1995, 3 – 5": "1990-1995 3-5",
         **{"“Hamlet” by O’Neill": "hamlet by oneill", "2 + 3, 10 / 2, 2 ^ 10": "2+3 10/2 2^10"},
         **{"The −5": "-5", "-5.": "-5", "It's well-known: $1,000.50!": "its wellknown 1000.50", "<5 *x*": "<5 x"},
         **{"1990–1995, 10:15, 1/2, .5": "1990-1995 10:15 1/2 .5", "(C++), C#; A+": "c++ c# a+", "(A)": "a", "A.": "a"},
@@ -185,8 +186,6 @@ def test_pass_at_k_is_the_share_of_choices_that_hold_a_solved_attempt():
 def test_what_has_no_answer_is_refused():
     with pytest.raises(ValueError, match="at least one value"):
         scoring.bootstrap_interval([])
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        scoring.bootstrap_interval([1.0], confidence=95)
     for attempts, solved, k in ((3, 1, 4), (3, 4, 1), (3, 1, 0), (3, -1, 1)):
         with pytest.raises(ValueError, match="cannot be estimated"):
             scoring.pass_at_k(attempts, solved, k)

@@ -135,10 +135,11 @@ def sampler(episodes):
     return sample
 
 
-def make_trl_trainer(policy, sample):
+def make_trl_trainer(policy, sample, **chat_template_kwargs):
     return SimpleNamespace(
         _generate_single_turn=sample, accelerator=SimpleNamespace(process_index=0), mask_truncated_completions=False,
         eos_token_ids=[policy.eos_id], generation_config=SimpleNamespace(),
+        chat_template_kwargs=chat_template_kwargs,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 from agent_envs.formats import FORMATS
-from agent_envs.integrations import Episode, step_all
+from agent_envs.integrations import Episode, step_all, take_message
 from agent_envs.integrations import episode as episodes
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, Turn, TurnOutcome
@@ -205,3 +205,12 @@ def test_the_turns_of_a_mixture_are_those_of_its_longest_task():
     for seed in range(4):
         episode.start(seed)
         assert episode.max_turns == max(longest) > min(longest)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("native", [False, True])
+def test_a_message_that_is_cut_inside_its_thought_is_no_malformed_turn(name, native):
+    episode = Episode(MINIWIKI, native=native, **SMALL)
+    episode.start(0)
+    reply, _ = take_message(episode, {"role": "assistant", "content": None, name: "Let me see"}, cut=True)
+    assert reply.metrics["cut"] and reply.reward == 0

@@ -111,6 +111,17 @@ def test_what_does_not_speak_text_is_refused(tmp_path):
         grpo.main(grpo.Args(env=PLAIN, out=tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    "stepped", [("so", 1.0, True, {}), ("so", "one", True, False, {}), ("so", 1.0, True, False, None)]
+)
+def test_a_step_of_another_form_is_no_mistake_of_the_agent(stepped, monkeypatch):
+    monkeypatch.setattr(Words, "step", lambda self, action: stepped)
+    env = agent_envs.host(Words)
+    env.reset(seed=0)
+    _, _, _, truncated, info = env.step("hm")
+    assert truncated and info["tool_faults"] == 1
+
+
 @pytest.fixture
 def register():
     """Registers an environment for a while."""

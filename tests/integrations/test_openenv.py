@@ -64,6 +64,12 @@ def play_plainly(turns, seed, noise_seed=None, id=MINIWIKI, **kwargs):
     return said
 
 
+def test_a_turn_ends_at_its_closing_tag_though_the_client_goes_on(wiki):
+    with client(wiki) as env:
+        said = play(env, [TURNS[0] + "<information>mine</information><answer>x</answer>", "<answer>no idea"], seed=2)
+    assert said == play_plainly([TURNS[0], TURNS[2]], 2, **SMALL)
+
+
 def test_metrics_are_beside_the_observation_and_nothing_of_them_is_in_its_text(wiki):
     with client(wiki) as env:
         results = [env.reset(seed=2), *(env.step({"text": turn}) for turn in TURNS)]

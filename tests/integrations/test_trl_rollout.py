@@ -26,6 +26,28 @@ def test_what_is_sampled_behind_the_end_of_a_turn_is_cut_off():
     assert own == policy.encode(turn) * 3 and played["logprobs"] is None
 
 
+def test_of_the_options_of_the_template_the_switch_for_thoughts_reaches_the_prompt():
+    policy = make_policy("bytes")
+    closed = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    policy.tokenizer.chat_template = (
+        policy.tokenizer.chat_template + "{% if add_generation_prompt %}" + closed + "{% endif %}"
+    )
+    prompts, answer = list(trl.dataset(MINIWIKI, 1, **SMALL)["prompt"]), policy.encode("<answer>x</answer>")
+    play = trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)
+
+    def prompt(**options):
+        trainer = make_trl_trainer(policy, lambda prompts, *rest: ([answer], None), **options)
+        return policy.tokenizer.decode(play(prompts, trainer)["prompt_ids"][0])
+
+    assert (
+        prompt(enable_thinking=False)
+        == prompt() + "<think></think>"
+        == prompt(enable_thinking=True) + "<think></think>"
+    )
+    with pytest.raises(ValueError, match=r"reasoning_effort.*no effect here"):
+        prompt(reasoning_effort="low")
+
+
 def test_held_out_questions_are_played_in_their_split_and_a_broken_tool_leaves_no_return():
     policy = make_policy("bytes")
     play = trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)

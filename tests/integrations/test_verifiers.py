@@ -144,9 +144,14 @@ def test_an_environment_of_your_own_is_imported_and_closed(evaluate, tmp_path, m
 
 
 def test_an_episode_that_a_limit_ends_has_reached_nothing(evaluate):
-    (trace,) = evaluate(TEXT, "--env.agent.max-turns", "2", n=1)
+    env = gymnasium.make(MINIWIKI, **SMALL).unwrapped
+    env.reset(seed=0)
+    title = env.unwrapped.question.supporting_titles[0]
+    (trace,) = evaluate([f"<search>{title}</search>"] * 2 + TEXT[-1:], "--env.agent.max-turns", "2", n=1)
     assert trace["stop_condition"] == "max_turns" and trace["ok"]
-    assert len(trace["info"]["turn_rewards"]) == 2 and trace["metrics"]["score"] == 0
+    earned = trace["info"]["turn_rewards"]
+    assert len(earned) == 3 and earned[0] > 0 and trace["metrics"]["score"] == 0
+    assert trace["rewards"]["episode_return"]["score"] == pytest.approx(0)
 
 
 def test_an_episode_in_which_a_tool_breaks_is_an_error(evaluate, monkeypatch):

@@ -74,3 +74,12 @@ def test_a_run_without_a_name_gets_a_folder_of_its_own(short_run, tmp_path, monk
         with create_run_dir(short_run(grpo), "grpo") as folder:
             (folder / "summary.json").touch()
         assert str(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("millions", "has_adapter", "rates"),
+    [(1, False, (5e-4, 1e-3)), (135, False, (1e-6, 1e-4)), (135, True, (2e-4, 1e-4)), (3000, True, (1e-5, 1e-5))],
+)
+def test_learning_rates_follow_the_size_of_the_model(millions, has_adapter, rates):
+    model = SimpleNamespace(num_parameters=lambda: millions * 1_000_000, **{"peft_config": {}} if has_adapter else {})
+    assert grpo.default_rates(model) == rates

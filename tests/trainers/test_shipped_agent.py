@@ -81,13 +81,28 @@ def test_tables_of_the_balanced_set_are_made_of_the_scores_of_each_question(titl
         ("PPO", "PPO has {}"),
         ("RLOO", "RLOO {}"),
         ("REINFORCE++", "REINFORCE++ {}"),
-        ("GRPO without loss mask", "GRPO without loss mask {}."),
+        ("GRPO without loss mask", "no loss mask {}."),
     ],
 )
 def test_sentences_about_other_algorithms_are_made_of_the_scores_of_each_question(title, sentence):
     kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())["agents"][title]
-    cells = " and ".join(f"{mean(map(int, kept[column]['em'])):.3f}" for column in ("HotpotQA", "2Wiki"))
+    cells = ", ".join(f"{mean(map(int, kept[column]['em'])):.3f}" for column in ("HotpotQA", "2Wiki"))
     assert sentence.format(cells) in " ".join(PAGE.read_text().split())
+
+
+def test_the_difference_over_seeds_is_made_of_the_scores_of_each_question():
+    kept = json.loads((ROOT / "docs" / "results" / "real-questions-balanced.json").read_text())["agents"]
+    of_seeds = [
+        [
+            int(score)
+            for seed in ("", ", seed 1", ", seed 2")
+            for column in ("HotpotQA", "2Wiki")
+            for score in kept[name + seed][column]["em"]
+        ]
+        for name in ("GRPO", "SFT")
+    ]
+    difference = f"{mean(of_seeds[0]) - mean(of_seeds[1]):.3f}".replace("-", "−")
+    assert f"GRPO, three seeds: {difference}," in PAGE.read_text()
 
 
 @pytest.mark.parametrize(

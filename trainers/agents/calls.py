@@ -73,6 +73,15 @@ class Call:
     step: Step = field(default_factory=lambda: Step(prompt=[], tokens=[], logprobs=[]))
     extended: bool = False
 
+    def settle(self, result: Turn | Exception) -> None:
+        """Give the program its answer, unless it no longer waits."""
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        if isinstance(result, Turn):
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(result)
+
 
 ENDED = CallRefused(403, "the episode of this key has ended", "episode_ended")
 

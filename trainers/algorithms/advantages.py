@@ -9,6 +9,27 @@ import torch
 from trainers.algorithms.gae import own_tokens, returns_to_go
 
 
+def compare_groups(
+    returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compare each return with the ``valid`` ones of its group. ``returns``: float [N]; ``groups``: int [N], any labels.
+
+    Returns:
+        The return minus the mean of its group, float [N], 0 if not ``valid``; the standard deviation (n − 1) of each group, float
+        [G] in the order of the labels, exactly 0 for equal returns and for fewer than two; each episode's place in [G], int [N].
+    """
+    labels, index = groups.unique(return_inverse=True)
+    counted = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
+    chosen, own = returns[counted], index[counted]
+    size = torch.bincount(own, minlength=len(labels)).to(returns.dtype)
+    # Relative to the lowest of the group, equal returns give exact zeros, not rounding errors divided by their own deviation.
+    chosen = chosen - torch.full_like(size, torch.inf).scatter_reduce(0, own, chosen, "amin")[own]
+    centred = chosen - (torch.zeros_like(size).index_add_(0, own, chosen) / size.clamp(min=1))[own]
+    squares = torch.zeros_like(size).index_add_(0, own, centred**2)
+    deviation = (squares / (size - 1).clamp(min=1)).sqrt()
+    return torch.zeros_like(returns).masked_scatter(counted, centred), deviation, index
+
+
 def group_advantage(
     returns: torch.Tensor, groups: torch.Tensor, scale_by_std: bool = False, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -22,19 +43,8 @@ def group_advantage(
     Returns:
         float [N]; zero for a group with equal returns, and for a group of one.
     """
-    if valid is not None:
-        among_valid = group_advantage(returns[valid], groups[valid], scale_by_std)
-        return torch.zeros_like(returns).masked_scatter(valid, among_valid)
-    _, index = groups.unique(return_inverse=True)
-    size = torch.bincount(index).to(returns.dtype)
-    # Relative to the lowest of the group, equal returns give exact zeros, not rounding errors divided by their own deviation.
-    returns = returns - torch.full_like(size, torch.inf).scatter_reduce(0, index, returns, "amin")[index]
-    mean = torch.zeros_like(size).index_add_(0, index, returns) / size
-    centred = returns - mean[index]
-    if not scale_by_std:
-        return centred
-    variance = torch.zeros_like(size).index_add_(0, index, centred**2) / (size - 1).clamp(min=1)
-    return centred / (variance.sqrt() + 1e-6)[index]
+    centred, deviation, index = compare_groups(returns, groups, valid)
+    return centred / (deviation + 1e-6)[index] if scale_by_std else centred
 
 
 def leave_one_out(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,7 +81,7 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     chosen = values[mask]
     if not len(chosen):
         return torch.zeros_like(values)
-    centred = chosen - chosen.min()  # relative to the lowest, as in `group_advantage`
+    centred = chosen - chosen.min()  # relative to the lowest, as in `compare_groups`
     centred = centred - centred.mean()
     deviation = (centred.square().sum() / max(len(chosen) - 1, 1)).sqrt()
     return torch.zeros_like(values).masked_scatter(mask, centred / (deviation + 1e-6))

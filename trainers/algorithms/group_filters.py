@@ -6,23 +6,9 @@ deviation is at most `ZERO_STD` is a *zero-std group*: all its advantages are 0.
 
 import torch
 
+from trainers.algorithms.advantages import compare_groups
+
 ZERO_STD = 1e-6
-
-
-def group_deviation(
-    returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the standard deviation (n − 1) of each group's ``valid`` returns, float [G] in the order of the labels. It is
-    exactly 0 for equal returns and for fewer than two. Also return the index of each episode's group, int [N]."""
-    labels, index = groups.unique(return_inverse=True)
-    counted = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
-    returns, own = returns[counted], index[counted]
-    size = torch.bincount(own, minlength=len(labels)).to(returns.dtype)
-    lowest = torch.full_like(size, torch.inf).scatter_reduce(0, own, returns, "amin")
-    returns = returns - lowest[own]
-    mean = torch.zeros_like(size).index_add_(0, own, returns) / size.clamp(min=1)
-    squares = torch.zeros_like(size).index_add_(0, own, (returns - mean[own]) ** 2)
-    return (squares / (size - 1).clamp(min=1)).sqrt(), index
 
 
 def mixed_groups(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
@@ -30,7 +16,7 @@ def mixed_groups(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tenso
 
     Yu et al. 2025, eq. 11. DAPO refills the batch with more questions until it is full.
     """
-    deviation, index = group_deviation(returns, groups, valid)
+    _, deviation, index = compare_groups(returns, groups, valid)
     return _select_episodes(deviation > ZERO_STD, index, valid)
 
 
@@ -44,7 +30,7 @@ def most_uncertain(
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
-    deviation, index = group_deviation(returns, groups, valid)
+    _, deviation, index = compare_groups(returns, groups, valid)
     order = deviation.argsort(descending=True, stable=True)
     chosen = torch.zeros_like(deviation, dtype=torch.bool)
     chosen[order[: max(1, int(share * len(deviation) + 1e-9))]] = True
@@ -65,7 +51,7 @@ def most_signal(
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must be above 0 and at most 1, got {p}")
-    deviation, index = group_deviation(returns, groups, valid)
+    _, deviation, index = compare_groups(returns, groups, valid)
     deviation = deviation.where(deviation > ZERO_STD, 0.0).double()
     ordered, order = deviation.sort(descending=True, stable=True)
     before = ordered.cumsum(0) - ordered  # sum of the groups before each group

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trainers.engines.kv_cache import KVCache
-from trainers.models.llama_parts import Parts, add_and_normalize, signed_sine
+from trainers.models.llama_parts import Parts, add_and_normalize, head_norms, signed_sine
 from trainers.models.lora import merged_weight
 from trainers.models.products import linear, pack
 
@@ -205,16 +205,14 @@ def _attend(
 
     ``seen``: the places that it reads, or the mask of `forward` as numbers to add.
     """
-    q_norm = k_norm = None
-    if hasattr(attention, "q_norm"):
-        q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
+    norms = head_norms(attention)
     if isinstance(seen, Places):
         keys, values = kv_cache.buffers(number, v.transpose(1, 2), v.transpose(1, 2))
         both = keys.view(-1, attention.head_dim), values.view(-1, attention.head_dim)
-        q = parts.rotate_and_store(q, k, v, angles, (q_norm, k_norm), *both, seen.slots)
+        q = parts.rotate_and_store(q, k, v, angles, norms, *both, seen.slots)
         return attend_to_places(q, keys, values, seen, attention.scaling)
     rows, tokens, heads, size = q.shape
-    q, k = parts.rotate(q, *angles, q_norm, v.dtype), parts.rotate(k, *angles, k_norm, v.dtype)
+    q, k = parts.rotate(q, *angles, norms[0], v.dtype), parts.rotate(k, *angles, norms[1], v.dtype)
     k, v = kv_cache.update(k.transpose(1, 2), v.transpose(1, 2), number)
     grouped = q.transpose(1, 2).reshape(rows, k.shape[1], -1, size)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=attention.scaling)

@@ -154,11 +154,7 @@ class _Caller:
             self._waiting.remove(call)
             self._episode.since = time.monotonic()
             self._changed.notify_all()
-        if call.answer.set_running_or_notify_cancel():
-            if isinstance(result, Turn):
-                call.answer.set_result(result)
-            else:
-                call.answer.set_exception(result)
+        call.settle(result)
 
     def _finish(self, call: Call, response: Message, usage: Mapping[str, Any], was_cut: bool) -> Turn:
         message = {"role": "assistant", **{name: value for name, value in response.items() if value}}

@@ -26,7 +26,9 @@ WINDOW = 10  # updates: the first ones, with which later ones are compared, and 
 FEW = 3  # least number of first updates to compare with, as a policy may collapse within the first `WINDOW`
 EMPTY_FILTERS = 5
 FAILED_VALIDATIONS, SUCCESS = 5, 0.01
+CUT = 1 / 3  # of the turns
 SPIKE, EMA = 5.0, 0.9  # a spike: times the moving average of the gradient norm; the decay of that average
+PROMPTS = 8  # most prompts of `mutual_information`
 HACKED = 3.0  # standard errors by which returns must have risen, and scores fallen
 
 
@@ -115,6 +117,9 @@ class CollapseMonitor:
         if (failed := metrics.get("train/failed")) is not None:
             message = f"{failed:.1%}, by a tool or the program of an agent; they are left out"
             found += self._count("episodes failed", failed > 0, 1, message)
+        if (cut := metrics.get("train/cut_turns")) is not None:
+            message = f"{cut:.0%} reach max_new_tokens before their end, and are no action: raise it"
+            found += self._count("turns are cut", cut > CUT, 1, message)
         if {"train/return", f"train/{self.score}"} <= metrics.keys():
             found += self._check_reward(metrics["train/return"], metrics[f"train/{self.score}"])
         success = metrics.get(f"eval/{self.score}", -1.0)
@@ -175,12 +180,10 @@ class CollapseMonitor:
         return [Symptom(name=symptom, message=message, stop=stop)] if self._lasting[symptom] == needed else []
 
 
-def mutual_information(
-    policy: Policy, trajectories: list[Trajectory], args: TrainArgs, prompts: int = 8
-) -> float | None:
+def mutual_information(policy: Policy, trajectories: list[Trajectory], args: TrainArgs) -> float | None:
     """Estimate how much first turns depend on their prompts, in nats per token: E_i[l_ii − log mean_j exp l_ij].
 
-    The proxy of RAGEN-2, from one episode of each of the first N groups, at most ``prompts``. l_ij is the mean over the tokens
+    The proxy of RAGEN-2, from one episode of each of the first N groups, at most `PROMPTS`. l_ij is the mean over the tokens
     of turn i of log p(token | prompt j); a sum would reach log N as soon as one token names its prompt. Near log N, the maximum,
     each prompt has its own answer. Near 0 the same template answers all prompts, which entropy does not show. None if fewer
     than N prompts differ, as the maximum must stay the same.
@@ -188,9 +191,9 @@ def mutual_information(
     by_prompt: dict[tuple[int, ...], Step] = {}
     for trajectory in (t for t in trajectories if t.steps and not t.failed):
         by_prompt.setdefault(tuple(trajectory.steps[0].prompt), trajectory.steps[0])
-    firsts = list(by_prompt.values())[:prompts]
+    firsts = list(by_prompt.values())[:PROMPTS]
     count = len(firsts)
-    if count < max(2, min(prompts, len({t.group for t in trajectories}))):
+    if count < max(2, min(PROMPTS, len({t.group for t in trajectories}))):
         return None
     pairs = [replace(turn, prompt=other.prompt) for turn in firsts for other in firsts]
     batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)

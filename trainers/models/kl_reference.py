@@ -31,8 +31,7 @@ class KLPenalty(torch.nn.Module):
 
     def __init__(self, policy: Policy, args: TrainArgs):
         super().__init__()
-        self._reference, self._args, self._kl = make_reference(policy), args, 0.0
-        self._measured = False
+        self._reference, self._args, self._kl = make_reference(policy), args, args.kl_target
         self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
 
     def add_reference(self, batch: Batch, valid: torch.Tensor) -> dict[str, float]:
@@ -48,12 +47,12 @@ class KLPenalty(torch.nn.Module):
         reference = compute_logprobs(self._reference, batch, args.temperature, args.max_tokens_per_micro_batch)
         batch.reference_logprobs = reference
         counted = batch.mask & valid[batch.trajectory][:, None]
-        self._measured = bool(counted.any())
-        self._kl = aggregate(kl_k3(batch.old_logprobs, reference), counted, counted.sum().clamp(min=1)).item()
+        kl = aggregate(kl_k3(batch.old_logprobs, reference), counted, counted.sum().clamp(min=1)).item()
+        self._kl = kl if counted.any() else args.kl_target  # which leaves β as it is
         if not self.in_loss:
             penalty = self.coef.item() * kl_k1(batch.old_logprobs, reference)
             batch.rewards = batch.rewards - torch.where(batch.mask, penalty, 0.0)
-        return {"policy/kl": self._kl, "policy/kl_coef": self.coef.item()}
+        return {"policy/kl": kl, "policy/kl_coef": self.coef.item()}
 
     @property
     def in_loss(self) -> bool:
@@ -69,5 +68,5 @@ class KLPenalty(torch.nn.Module):
 
     def adapt(self) -> None:
         """Adapt β after the gradient steps by the KL of this batch, if there is a target (Ziegler et al. 2019)."""
-        if self._args.kl_target and self._measured:
+        if self._args.kl_target:
             self.coef.fill_(adaptive_kl_coef(self.coef.item(), self._kl, self._args.kl_target))

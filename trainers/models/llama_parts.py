@@ -40,6 +40,13 @@ def rotate(
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(dtype)
 
 
+def head_norms(attention: "Qwen3Attention") -> tuple[tuple[torch.Tensor, float] | None, ...]:
+    """Return weight and epsilon of Qwen3's norms of the queries and of the keys; None for each in other models."""
+    if not hasattr(attention, "q_norm"):
+        return None, None
+    return tuple((norm.weight, norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
+
+
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[tuple[torch.Tensor, float] | None, ...], keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor,
@@ -122,9 +129,7 @@ def _fused_attention(
         return type(attention).forward(attention, hidden_states, **usual)
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     q, k, v = (projection(hidden_states).unflatten(-1, (-1, attention.head_dim)) for projection in projections)
-    q_norm = k_norm = None
-    if hasattr(attention, "q_norm"):
-        q_norm, k_norm = ((norm.weight, norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
+    q_norm, k_norm = head_norms(attention)
     cos, sin = position_embeddings[0][:, :, None], signed_sine(position_embeddings[1][:, :, None])
     rotate = compiled_parts().rotate
     q, k = rotate(q, cos, sin, q_norm, v.dtype), rotate(k, cos, sin, k_norm, v.dtype)

@@ -97,7 +97,7 @@ def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
 
 
 def prepare_batch(
-    trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None = None
+    trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None
 ) -> tuple[Batch, PackedTrajectories, Metrics]:
     """Make the sequences for the model, the same episodes packed for the advantage estimators, and metrics."""
     batch = collate(trajectories, policy.pad_id).to(policy.device)
@@ -110,11 +110,20 @@ def prepare_batch(
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
     if kl is not None:
         metrics |= kl.add_reference(batch, valid)
-    return (
-        batch,
-        pack_trajectories(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"),
-        metrics,
+    size = len(trajectories)
+    rewards = pack(batch.rewards, batch, size)
+    returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=policy.device)
+    in_reward = kl is not None and not kl.in_loss  # the rewards then hold the penalty
+    packed = PackedTrajectories(
+        returns=rewards.sum(1) if in_reward else returns,
+        rewards=rewards,
+        mask=pack(batch.mask, batch, size),
+        turns=pack(batch.turns, batch, size, fill=-1),
+        groups=torch.tensor([t.group for t in trajectories], device=policy.device),
+        valid=valid,
+        anchors=[t.anchors for t in trajectories],
     )
+    return batch, packed, metrics
 
 
 def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
@@ -126,24 +135,6 @@ def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
     rows = zip(batch.trajectory.tolist(), batch.lengths.tolist(), batch.advantages, strict=True)
     for owner, length, advantages in rows:
         trajectories[owner].advantages.append(advantages[:length])
-
-
-def pack_trajectories(
-    trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False
-) -> PackedTrajectories:
-    """Pack a collated batch for the advantage estimators. ``returns_from_rewards``: a KL penalty has changed the rewards."""
-    size, device = len(trajectories), batch.ids.device
-    rewards = pack(batch.rewards, batch, size)
-    returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
-    return PackedTrajectories(
-        returns=rewards.sum(1) if returns_from_rewards else returns,
-        rewards=rewards,
-        mask=pack(batch.mask, batch, size),
-        turns=pack(batch.turns, batch, size, fill=-1),
-        groups=torch.tensor([t.group for t in trajectories], device=device),
-        valid=torch.tensor([not t.failed for t in trajectories], device=device),
-        anchors=[t.anchors for t in trajectories],
-    )
 
 
 def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:

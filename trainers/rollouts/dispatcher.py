@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Condition
 from typing import Protocol
 
-from trainers.agents.calls import ENDED, Call, CallRefused, Session
+from trainers.agents.calls import ENDED, Call, CallRefused, Session, Turn
 from trainers.engines.engine import Completion, Engine, SamplingParams
 from trainers.rollouts.timing import Timing
 
@@ -132,17 +132,10 @@ class Dispatcher:
     def _finish(self, done: dict[int, Completion]) -> None:
         for number in [number for number in self._open if number in done]:
             caller, call = self._open.pop(number)
-            if caller.ended:  # a thread of its program still runs
-                self._answer(caller, call, ENDED)
-                continue
-            turn = caller.session.finish(call, done[number])
-            with self.changed:
-                caller.waiting, caller.since = caller.waiting - 1, time.monotonic()
-            if call.answer.set_running_or_notify_cancel():
-                call.answer.set_result(turn)
+            # A thread of a program may still run after the end of its episode.
+            self._answer(caller, call, ENDED if caller.ended else caller.session.finish(call, done[number]))
 
-    def _answer(self, caller: Caller, call: Call, error: CallRefused) -> None:
+    def _answer(self, caller: Caller, call: Call, result: Turn | CallRefused) -> None:
         with self.changed:
             caller.waiting, caller.since = caller.waiting - 1, time.monotonic()
-        if call.answer.set_running_or_notify_cancel():
-            call.answer.set_exception(error)
+        call.settle(result)

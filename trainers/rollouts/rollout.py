@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from agent_envs.context import Messages
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import EpisodeRecorder, begin
@@ -207,14 +205,8 @@ def reset_groups(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[i
     if (seeds is None) == (questions is None):
         raise UserError("give either seeds or questions")
     requested = seeds or questions or []
-    groups = len(requested)
-    if groups * group_size > envs.num_envs:
-        raise UserError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
-    count = groups * group_size
     repeated = [value for value in requested for _ in range(group_size)]
-    if seeds is None:
-        return begin(envs, repeated, [i % group_size for i in range(count)])
-    options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}
-    if envs.envs[0].TAKES_NOISE_SEED:  # else rollouts of one instance would all have the same random outcomes
-        options["noise_seed"] = [i % group_size for i in range(envs.num_envs)]
-    return envs.reset(seed=repeated + [0] * (envs.num_envs - count), options=options)
+    if len(repeated) > envs.num_envs:
+        raise UserError(f"{len(requested)} groups of {group_size} do not fit in {envs.num_envs} environments")
+    attempts = [i % group_size for i in range(len(repeated))]
+    return begin(envs, repeated, attempts, as_seeds=seeds is not None)

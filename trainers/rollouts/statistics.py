@@ -7,6 +7,7 @@ import torch
 
 from agent_envs.vector import ToolVectorEnv
 from trainers.algorithms import group_filters as filters
+from trainers.algorithms.advantages import compare_groups
 from trainers.runtime import distributed
 from trainers.trajectory import Trajectory, to_rows
 
@@ -60,7 +61,7 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
     if turns:  # turns of the environment; a program may take none
         numbers["valid_turns"] = sum(valid for valid, _ in turns) / len(turns)
     if len(groups.unique()) < len(groups):  # a group of one has no deviation
-        numbers["reward_deviation"] = filters.group_deviation(returns, groups, valid)[0].mean().item()
+        numbers["reward_deviation"] = compare_groups(returns, groups, valid)[1].mean().item()
     if turns and any(env.tools for env in envs.envs):
         numbers["search_rate"] = sum(calls for _, calls in turns) / len(turns)
     return {MONITOR + name: value for name, value in numbers.items()}

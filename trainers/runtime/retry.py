@@ -36,12 +36,13 @@ def retry_on_tool_failure(
     """
     end, pause = math.inf, FIRST_PAUSE
     while True:
-        state = _random_state()
+        state, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         result = roll_out()
         share = failed(result)
         if not share > most:
             return result
-        _set_random_state(state)
+        torch.set_rng_state(state)
+        torch.cuda.set_rng_state_all(cuda)
         end = min(end, time.monotonic() + minutes * 60)
         left = distributed.broadcast(end - time.monotonic())  # all processes continue, or none
         what = f"a tool failed in {share:.0%} of the episodes"
@@ -60,12 +61,3 @@ def _pause(seconds: float) -> bool:
     while (left := end - time.monotonic()) > 0 and not signals.received():
         time.sleep(min(left, 0.5))
     return any(distributed.all_gather([signals.received()]))
-
-
-def _random_state() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-
-def _set_random_state(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
-    torch.set_rng_state(state[0])
-    torch.cuda.set_rng_state_all(state[1])

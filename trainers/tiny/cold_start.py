@@ -31,7 +31,6 @@ from trainers.config import DEMONSTRATOR, Demonstrator
 from trainers.evaluation.evaluator import data_digest
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import default_device, load_policy
-from trainers.models.lora import has_lora
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, retry
 from trainers.runtime.errors import UserError
@@ -47,7 +46,6 @@ START = "start"  # the folder of the cold start, inside the folder of a run
 VERSION = 3  # of cold starts: if lessons, model or optimizer change, add 1 and make `SHIPPED` again
 _NOT_DECISIVE = {"rewards", "num_envs", "vectorization_mode"}  # demonstrations are imitated regardless of rewards
 SHIPPED = Path(__file__).parent / "miniwiki"
-SMALL, HIGH_RATE = 50_000_000, 2e-4  # a pretrained model has more weights, and learns all of them at a lower rate
 Report = Callable[[int, str, float], None]  # called as report(step, lesson, loss) after each gradient step
 
 
@@ -85,9 +83,6 @@ def _make_start(args: Any, envs: ToolVectorEnv) -> tuple[Policy, float]:
         )  # fmt: skip
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
-        if args.lr > HIGH_RATE and not has_lora(policy.model) and policy.model.num_parameters() > SMALL:
-            told = f"Warning: lr {args.lr:g} is high for all weights of {args.model}: docs/hyperparameters.md has lower ones"
-            print(told, file=sys.stderr)
         return policy, 0.0
     demonstrator = args.demonstrator()
     if args.cold_start_steps is None and demonstrator == DEMONSTRATOR and _is_shipped_task(envs):

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from trainers.algorithms.group_filters import group_deviation, mixed_groups, most_signal, most_uncertain
+from trainers.algorithms.advantages import compare_groups
+from trainers.algorithms.group_filters import mixed_groups, most_signal, most_uncertain
 
 # Groups 8, 1, 5, 2 with deviations .70711, 0, 1.41421, .35355; their sum is 2.47487.
 GROUPS = torch.tensor([8, 1, 5, 2, 8, 1, 5, 2])
@@ -13,7 +14,7 @@ def kept(selection):
 
 
 def test_deviations_by_hand():
-    deviation, index = group_deviation(RETURNS, GROUPS)
+    _, deviation, index = compare_groups(RETURNS, GROUPS)
     torch.testing.assert_close(deviation, torch.tensor([0.0, 0.353553, 1.414214, 0.707107]))
     assert index.tolist() == [3, 0, 2, 1] * 2
 

@@ -68,6 +68,7 @@ SPIKE = "gradient norm spiked"
         ("eval/em", [0.0] * 4 + [0.01] + [0.009] * 6, [(9, "no success")]),
         ("eval/em", [i / 10 - 5 for i in range(30)], []),  # a return below zero is no rate of success
         ("train/failed", [0.0, 0.2, 0.1], [(1, "episodes failed")]),
+        ("train/cut_turns", [0.3, 0.4, 0.9], [(1, "turns are cut")]),
         # The first ten gradients only make the average: 1, then .9 x 1 + .1 x 6 = 1.5; 7 is under five times that.
         ("monitor/gradient_norm", [1.0] * 5 + [50.0] + [1.0] * 40 + [6.0, 1.0], [(46, SPIKE)]),
         ("monitor/gradient_norm", [1.0] * 20 + [6.0, 7.0], [(20, SPIKE)]),

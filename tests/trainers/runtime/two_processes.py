@@ -34,8 +34,8 @@ CASES = {
     "grpo-kl": grpo.Args(**SMALL, kl_coef=0.1, kl_target=0.01, importance="tis", entropy_coef=0.01, minibatches=2),
     "grpo-filter": grpo.Args(**SMALL, filter="uncertain", loss="gspo"),
     "grpo-lora": grpo.Args(**SMALL, kl_coef=0.1),
-    "ppo": ppo.Args(**SMALL, kl_coef=0.1, kl="k1", minibatches=2),
-    "ppo-unmasked": ppo.Args(**SMALL, loss_mask=False, advantage_mask=False),
+    "ppo": ppo.Args(**SMALL, critic_lr=1e-3, kl_coef=0.1, kl="k1", minibatches=2),
+    "ppo-unmasked": ppo.Args(**SMALL, critic_lr=1e-3, loss_mask=False, advantage_mask=False),
     "reinforce": reinforce.Args(**SMALL | {"max_grad_norm": 1e-2}, baseline="group"),  # clipped
     "sft": sft.Args(**SMALL),
 }

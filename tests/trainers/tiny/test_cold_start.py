@@ -198,11 +198,3 @@ def test_how_well_somebody_else_acts_is_no_argument(env, demonstrator, message):
     with pytest.raises((ValueError, TypeError), match=message):
         args = {f"cold_start_{name}": value for name, value in asdict(demonstrator).items()}
         start_policy(ppo.Args(**args), envs)
-
-
-@pytest.mark.parametrize(("changes", "warns"), [({}, True), ({"lr": 1e-5}, False), ({"lora_rank": 2}, False)])
-def test_a_rate_that_is_high_for_a_pretrained_model_is_named(model_folder, monkeypatch, capsys, changes, warns):
-    monkeypatch.setattr(cold_start, "SMALL", 1000)
-    args = grpo.Args(model=str(model_folder), **changes)
-    start_policy(args, make_envs("AgentR1/Bandit-v0", "{}", "train", 1))
-    assert ("lr 0.0005 is high for all weights" in capsys.readouterr().err) == warns
