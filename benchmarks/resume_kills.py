@@ -58,14 +58,14 @@ def run(kind: str, folder: Path, model: Path) -> None:
 
     import torch
 
-    from trainers.checkpoints import checkpoint
+    from trainers.runtime import integrity
 
     os.setsid()
     os.environ["AGENT_ENVS_CACHE"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
     module, options = KINDS[kind]
     trainer = importlib.import_module(f"trainers.{module}")
-    where = {"resume": folder} if checkpoint.step_folders(folder) else {"out": folder}
+    where = {"resume": folder} if integrity.step_folders(folder) else {"out": folder}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "console.txt").open("a") as console, redirect_stdout(console), redirect_stderr(console):
         trainer.main(trainer.Args(**({"model": str(model)} | options | where)))
@@ -90,15 +90,15 @@ def read_end(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     import torch
     from safetensors.torch import load_file
 
-    from trainers.checkpoints import checkpoint
+    from trainers.runtime import integrity
     from trainers.runtime.progress import METRICS_FILE, read_metrics
 
     assert (folder / "summary.json").exists(), "it has not ended"
-    last = max(checkpoint.step_folders(folder), key=lambda path: int(path.name.rpartition("-")[2]))
+    last = max(integrity.step_folders(folder), key=lambda path: int(path.name.rpartition("-")[2]))
     state: dict[str, Any] = {}
     for path in sorted(last.glob("*.safetensors")):
         state |= load_file(path)
-    state["trainer"] = torch.load(last / checkpoint.STATE_FILE, weights_only=True)["optimizers"]
+    state["trainer"] = torch.load(last / integrity.STATE_FILE, weights_only=True)["optimizers"]
     metrics = [
         {name: value for name, value in line.items() if not name.startswith(TIMED)}
         for line in read_metrics(folder / METRICS_FILE)

@@ -12,14 +12,13 @@ from agent_envs.utils.scripts import sample_instances
 from agent_envs.vector import ToolVectorEnv
 from experiments.recipe import EnvConfig
 from retrieval_index import durable
-from trainers.checkpoints import checkpoint
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.evaluation import evaluator, naive_rag
 from trainers.factory import make_envs
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
-from trainers.runtime import retry
+from trainers.runtime import integrity, retry
 from trainers.runtime.progress import to_json_types
 
 Player = Callable[[ToolVectorEnv, list[int]], list[dict]]  # rolls numbered questions out; one record for each
@@ -140,8 +139,8 @@ def fingerprint(model: str | Path) -> str:
     path = Path(model)
     if not model or not path.exists():
         return str(model)
-    if (path / checkpoint.CHECKSUMS_FILE).exists():  # a checkpoint of ours
-        files = [path / checkpoint.CHECKSUMS_FILE]
+    if (path / integrity.CHECKSUMS_FILE).exists():  # a checkpoint of ours
+        files = [path / integrity.CHECKSUMS_FILE]
     else:
         weights = (".safetensors", ".bin", ".gguf")
         files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in weights)

@@ -1,10 +1,9 @@
 """The agents of a comparison: runs and baselines, found in their folder, or trained and evaluated."""
 
-import gc
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from experiments.curves import read_curve
 from experiments.recipe import ALGORITHMS, COMPUTE_MATCHED, SCRIPTS, START, Recipe
 from retrieval_index import durable
 from trainers.checkpoints import checkpoint, lock
-from trainers.checkpoints.settings import SettingsDiffer, check_settings
+from trainers.checkpoints.settings import SettingsDiffer
 from trainers.config import TrainArgs
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
+from trainers.runtime import integrity
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import start_policy
 
@@ -48,7 +48,7 @@ class Comparison:
                 model = ""
             elif name in recipe.runs:
                 spent = self.train_run(name, args.seed) | {"folder": str(folder)}
-                model = str(checkpoint.latest(folder))
+                model = str(integrity.latest(folder))
             elif name in COMPUTE_MATCHED:
                 spent = self.train_compute_matched(name, args.seed)
                 model = spent["checkpoint"]
@@ -104,7 +104,7 @@ class Comparison:
         wanted = {name: getattr(args, name) for name in (*sorted(START), "env", "seed")}
         wanted["env_kwargs"] = json.loads(args.env_kwargs)
         with self._lock(folder.name):
-            if not checkpoint.is_checkpoint(folder):
+            if not integrity.is_checkpoint(folder):
                 if self.read_only:
                     raise NotThere(f"the cold start of seed {seed}")
                 policy, _ = start_policy(args, make_train_envs(args))
@@ -153,13 +153,7 @@ class Comparison:
         folder = self.out / f"{name}-{seed}"
         self._need(folder, f"{self.recipe.title_of(name)}, seed {seed}")
         args = self.recipe.run_arguments(name, seed, **self.start(seed))
-        if not (folder / "summary.json").exists():
-            was_interrupted = checkpoint.latest(folder) is not None
-            train = ALGORITHMS[self.recipe.runs[name].algorithm][0]
-            train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
-            gc.collect()  # frees memory for the next run
-        summary = compute_matched.read_summary(folder)
-        check_settings(folder, summary, args)
+        summary = compute_matched.finish(ALGORITHMS[self.recipe.runs[name].algorithm][0], args, folder)
         curve, seconds = read_curve(read_metrics(folder / METRICS_FILE), summary["score"])
         return summary | {"seconds": seconds, "curve": curve}
 

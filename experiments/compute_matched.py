@@ -5,11 +5,14 @@ from the policy's own correct answers.
 """
 
 import copy
+import gc
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +28,7 @@ from trainers.imitation.demonstrations import FILE, draw_questions, sample, sele
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
+from trainers.runtime import integrity
 from trainers.runtime.progress import Progress, read_metrics
 from trainers.tiny import curriculum
 from trainers.tiny.cold_start import fit, start_policy
@@ -33,24 +37,26 @@ ROUNDS = 2  # of sampling and learning in rejection sampling
 _BATCHES = "batches.jsonl"
 
 
+def finish(train: Callable[[Any], dict], args: Any, folder: Path) -> dict:
+    """Run a command's ``train`` in ``folder``, resume it, or find it finished; return its summary."""
+    if not (folder / "summary.json").exists():
+        was_interrupted = integrity.latest(folder) is not None
+        train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
+        gc.collect()  # frees memory for the next run
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    check_settings(folder, summary, args)
+    return summary
+
+
 def fine_tune(args: sft.Args, folder: Path) -> dict:
     """Run `trainers.sft` in ``folder``, resume it, or find it finished; return its summary."""
-    if not (folder / "summary.json").exists():
-        was_interrupted = checkpoint.latest(folder) is not None
-        sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
-    summary = read_summary(folder)
-    check_settings(folder, summary, args)
+    summary = finish(sft.main, args, folder)
     return summary | {"checkpoint": str(folder.resolve() / sft.BEST)}  # the folder may have been made from another one
-
-
-def read_summary(folder: Path) -> dict:
-    """Read the summary of a finished run from its folder."""
-    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 def is_imitated(folder: Path, seconds: float, start: str) -> bool:
     """Whether ``folder`` holds the result of `continue_imitation` for this start and ``seconds``."""
-    extra = checkpoint.read_extra(folder) if checkpoint.is_checkpoint(folder) else {}
+    extra = checkpoint.read_extra(folder) if integrity.is_checkpoint(folder) else {}
     return (extra.get("asked"), extra.get("start")) == (seconds, start)
 
 

@@ -164,7 +164,7 @@ from trainers.factory import make_engine, make_envs
 from trainers.models.policy import Policy
 from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.formats import choose_format
-from trainers.runtime import signals
+from trainers.runtime import integrity, signals
 from trainers.runtime.progress import Progress, to_json_types
 from trainers.runtime.provenance import describe_process
 
@@ -187,7 +187,7 @@ class _Evaluation:
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self.header += f" · program: {args.agent}" * bool(args.agent)
         self._scores: dict[str, np.ndarray] = {}  # by agent, of each question: means over its rollouts
-        saved = [checkpoint.read_extra(path) for path in args.here if args.agent and checkpoint.is_written_here(path)]
+        saved = [checkpoint.read_extra(path) for path in args.here if args.agent and integrity.is_written_here(path)]
         # The most calls of a program's episode: as in training, and the same for all agents.
         self.agent_calls: int = max((extra["agent_calls"] for extra in saved if "agent_calls" in extra), default=50)
         self.settings = self._choose_settings() if args.api else {}  # for which the answers of an API are valid

@@ -15,7 +15,7 @@ repeated.
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,6 @@ import tyro
 
 from experiments import compute_matched
 from trainers import ppo
-from trainers.checkpoints import checkpoint
-from trainers.checkpoints.settings import check_settings
 from trainers.config import read_config
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.report.intervals import mean_and_half
@@ -33,6 +31,7 @@ from trainers.evaluation import evaluator
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.runtime import integrity
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import run_cold_start
 
@@ -111,14 +110,10 @@ def arguments(game: Game, seed: int = 0) -> ppo.Args:
 
 def train(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
     """Train one run, or resume it; returns its policy and its summary with the ``seconds`` of rollouts and updates."""
-    if not (run / "summary.json").exists():
-        started = checkpoint.latest(run) is not None
-        ppo.main(replace(wanted, resume=run) if started else replace(wanted, out=run))
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    check_settings(run, summary, wanted)
+    summary = compute_matched.finish(ppo.main, wanted, run)
     lines = read_metrics(run / METRICS_FILE)
     summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
-    return load_policy(checkpoint.latest(run)), summary
+    return load_policy(integrity.latest(run)), summary
 
 
 def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, dict]]:

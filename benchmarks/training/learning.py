@@ -12,9 +12,8 @@ from pathlib import Path
 
 import tyro
 
+from experiments import compute_matched
 from trainers import grpo
-from trainers.checkpoints import checkpoint
-from trainers.checkpoints.settings import check_settings
 from trainers.episodes.report import figures
 from trainers.runtime.progress import METRICS_FILE
 
@@ -37,12 +36,7 @@ def main(args: Args) -> dict:
     summaries = {}
     for seed in args.seeds:
         run = args.out / f"seed-{seed}"
-        common = {"seed": seed, "updates": args.updates}
-        if not (run / "summary.json").exists():
-            started = checkpoint.latest(run) is not None
-            grpo.main(grpo.Args(**common, resume=run) if started else grpo.Args(**common, out=run))
-        summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        check_settings(run, summaries[seed], grpo.Args(**common))
+        summaries[seed] = compute_matched.finish(grpo.main, grpo.Args(seed=seed, updates=args.updates), run)
     any_summary = summaries[args.seeds[0]]
     score = any_summary["score"]
     rows = {row["name"]: row[score] for row in any_summary["rows"]}

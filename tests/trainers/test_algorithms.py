@@ -12,12 +12,12 @@ import torch
 
 from agent_envs.types import ToolCall, Turn
 from trainers import grpo, ppo
-from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import SettingsDiffer, check_settings
 from trainers.lifecycle.collapse_monitor import mutual_information
 from trainers.lifecycle.run import Run
 from trainers.models.loading import load_policy
 from trainers.rollouts.statistics import episode_metrics, rollout_statistics
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import Step, Trajectory
 
@@ -110,7 +110,7 @@ def test_nothing_to_learn_from(run, model_folder, tmp_path, module, capsys):
     assert json.loads((out / "summary.json").read_text())["symptoms"] == summary["symptoms"]
     assert capsys.readouterr().err.count("Warning: no signal left at update 5") == 1
     start = load_policy(model_folder, "cpu").model.state_dict()
-    trained = load_policy(checkpoint.latest(out), "cpu").model.state_dict()
+    trained = load_policy(integrity.latest(out), "cpu").model.state_dict()
     assert all(torch.equal(value, start[key]) for key, value in trained.items())
     last = read_metrics(out / "metrics.jsonl")[-1]
     assert last["filter/kept"] == 0 and last["tokens/per_second"] > 0 and "policy/grad_norm" not in last

@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trainers import grpo, ppo
-from trainers.checkpoints import checkpoint
 from trainers.engines import llama, model_runner
 from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.kv_cache import KVCache
@@ -18,6 +17,7 @@ from trainers.models import llama_parts, lora
 from trainers.models.loading import load_policy, set_matmul_precision
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
@@ -203,5 +203,5 @@ def test_a_run_goes_on_from_its_checkpoint(short_run, smol_folder, tmp_path, nam
         if name != "grpo, one step off-policy":  # a resumed one begins with a batch that is not old
             assert theirs["train/return"] == pytest.approx(ours["train/return"], rel=0.1)
     assert abs(first[0].get("policy/sampler_kl", 0.0)) < 0.01
-    trained = load_policy(checkpoint.latest(whole))
+    trained = load_policy(integrity.latest(whole))
     assert trained.device.type == "cuda"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from trainers import evaluate, factory, grpo
-from trainers.checkpoints import checkpoint
 from trainers.checkpoints.run_dir import create_run_dir
 from trainers.episodes.report import figures
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 
 
@@ -42,7 +42,7 @@ def test_a_whole_run(short_run, letters, tmp_path, capsys, monkeypatch, save_pic
     assert "Trained with GRPO" in shown and out.name in shown
     rows = evaluate.main(
         evaluate.Args(
-            env=letters, env_kwargs=args.env_kwargs, checkpoint=(checkpoint.latest(out),), questions=6, max_new_tokens=6,
+            env=letters, env_kwargs=args.env_kwargs, checkpoint=(integrity.latest(out),), questions=6, max_new_tokens=6,
             out=out,
         )
     )  # fmt: skip

@@ -12,6 +12,7 @@ from trainers.checkpoints import checkpoint
 from trainers.evaluation.evaluator import load_agent
 from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations, split_by_length
 from trainers.models.loading import load_policy
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import BatchRow
 
@@ -138,7 +139,7 @@ def test_a_run_learns_and_its_checkpoint_is_a_start_for_the_others(train, tmp_pa
     assert [line["step"] for line in lines] == list(range(done["updates"] + 1))
     assert min(line["eval/loss"] for line in lines if "eval/loss" in line) == done["heldout_loss"]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["checkpoint"] == done["checkpoint"]
-    checkpoint.verify(done["checkpoint"])
+    integrity.verify(done["checkpoint"])
     options = {"questions_per_update": 2, "group_size": 2, "updates": 1, "eval_questions": 2, "final_questions": 2}
     options |= {"max_new_tokens": 4, "out": tmp_path / "rl", "env_kwargs": SMALL}
     assert grpo.main(grpo.Args(model=done["checkpoint"], **options))["seconds_training"] > 0

@@ -29,24 +29,15 @@ from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import (
     CARD_FILE,
-    CHECKSUMS_FILE,
     STATE_FILE,
     STEP_FOLDER,
-    CheckpointDamaged,
-    find_latest,
     is_checkpoint,
     is_written_here,
-    latest,
     step_folders,
     step_of,
     verify,
     write_checksums,
 )
-
-__all__ = [
-    "CHECKSUMS_FILE", "STATE_FILE", "CheckpointDamaged", "find_latest", "is_checkpoint", "is_written_here", "latest",
-    "load_state", "read_extra", "save", "step_folders", "verify",
-]  # fmt: skip
 
 
 def save(

@@ -35,7 +35,7 @@ from trainers.inputs import check_folder_free, is_used
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runtime import distributed
+from trainers.runtime import distributed, integrity
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import BEST
 from trainers.runtime.progress import METRICS_FILE, read_metrics
@@ -61,7 +61,7 @@ def create_run_dir(args, algorithm: str) -> Iterator[Path]:
 
 
 def _describe_rest(folder: Path) -> str:
-    whole, _ = checkpoint.find_latest(folder)
+    whole, _ = integrity.find_latest(folder)
     if whole is None:
         return "There is no checkpoint."
     return f"{whole} is whole: make room, and --resume {folder} continues from there."
@@ -71,7 +71,7 @@ def _claim(args, algorithm: str, stack: ExitStack) -> Path:
     if args.resume:
         if args.out:
             raise UserError("a resumed run stays in its folder: leave out --out")
-        if not checkpoint.step_folders(args.resume):
+        if not integrity.step_folders(args.resume):
             raise UserError(f"there is no checkpoint in {args.resume}")
         stack.enter_context(hold_folder(args.resume))
         _check_checkpoint(args)
@@ -103,7 +103,7 @@ def _clear(folder: Path) -> None:
 
 def _check_checkpoint(args) -> None:
     """Raise a UserError if there is no whole checkpoint of this experiment; set later ones, which are damaged, aside."""
-    whole, damaged = checkpoint.find_latest(args.resume)
+    whole, damaged = integrity.find_latest(args.resume)
     if whole is None:
         raise UserError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
     check_resumed(whole, checkpoint.read_extra(whole), args)
@@ -138,7 +138,7 @@ def save_best(run: Path, policy: Policy, step: int, score: float | None, args: A
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy, the optimizers and the modules; return its number of updates."""
-    folder = checkpoint.step_folders(run)[0]  # `_check_checkpoint` has set damaged ones aside
+    folder = integrity.step_folders(run)[0]  # `_check_checkpoint` has set damaged ones aside
     step, _ = checkpoint.load_state(folder, optimizers, modules)
     load_weights(policy, folder)
     return step

@@ -20,7 +20,7 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollouts.agent_rollout import cause_of_failure, stop_if_all_failed
 from trainers.rollouts.rollout import rollout
-from trainers.runtime import distributed
+from trainers.runtime import distributed, integrity
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Trajectory
 
@@ -199,7 +199,7 @@ def load_agent(
         max_new_tokens: by default that of its training (512 if unknown) or the length of the longest taught turn, if larger.
         env, env_kwargs: the environment; warns if the model was trained with other arguments.
     """
-    saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
+    saved = checkpoint.read_extra(folder) if integrity.is_written_here(folder) else {}
     if env:
         warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
     dtype = dtype or saved.get("dtype", "float32")

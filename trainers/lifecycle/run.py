@@ -29,7 +29,7 @@ from trainers.lifecycle.logger import Logger
 from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.policy import Policy, check_finite
-from trainers.runtime import distributed, signals
+from trainers.runtime import distributed, integrity, signals
 from trainers.runtime.integrity import BEST, CheckpointDamaged
 from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.runtime.retry import ToolsFailed
@@ -165,7 +165,7 @@ class Run:
         counted = int(evaluation.at_end)  # with at_end, step 0 does not count: some weights must be kept as the best
         scores = [line[key] for line in lines if line["step"] >= counted and line.get(key) is not None]
         kept = None  # it may come from after the checkpoint, before a kill
-        if self.first and self.logger and checkpoint.is_checkpoint(folder / BEST):
+        if self.first and self.logger and integrity.is_checkpoint(folder / BEST):
             with suppress(CheckpointDamaged):
                 kept = checkpoint.read_extra(folder / BEST)["best"]["score"]
         kept = distributed.broadcast(kept)

@@ -32,7 +32,7 @@ from trainers.evaluation.evaluator import data_digest
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
-from trainers.runtime import distributed, retry
+from trainers.runtime import distributed, integrity, retry
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
 from trainers.runtime.signals import TrainingStopped
@@ -71,8 +71,8 @@ def start_policy(args: Any, envs: ToolVectorEnv, run: Path | None = None) -> tup
 
 def _make_start(args: Any, envs: ToolVectorEnv) -> tuple[Policy, float]:
     if args.model != "tiny":
-        if checkpoint.is_written_here(args.model):
-            checkpoint.verify(args.model)
+        if integrity.is_written_here(args.model):
+            integrity.verify(args.model)
             thought = checkpoint.read_extra(args.model).get("thinking", "auto")
             if thought != args.thinking and not distributed.rank():
                 told = f"Warning: {args.model} was trained with --thinking {thought}, and this run has {args.thinking}"
@@ -87,7 +87,7 @@ def _make_start(args: Any, envs: ToolVectorEnv) -> tuple[Policy, float]:
     demonstrator = args.demonstrator()
     if args.cold_start_steps is None and demonstrator == DEMONSTRATOR and _is_shipped_task(envs):
         print(f"The tiny policy starts from the shipped cold start {SHIPPED}", file=sys.stderr)
-        checkpoint.verify(SHIPPED)
+        integrity.verify(SHIPPED)
         return load_policy(SHIPPED), 0.0
     _check_demonstrator(envs, demonstrator)
     steps = args.cold_start_steps or curriculum.choose_curriculum(envs).steps
@@ -188,12 +188,12 @@ def save(folder: Path, policy: Policy, seconds: float) -> None:
 
 def read(folder: Path) -> tuple[Policy, float] | None:
     """Read what `save` wrote and restore the random state; None if there is nothing, or, with a warning, if it is damaged."""
-    if not checkpoint.is_checkpoint(folder):
+    if not integrity.is_checkpoint(folder):
         return None
     try:
         _, extra = checkpoint.load_state(folder, [])
         return load_policy(folder), extra["seconds"]
-    except checkpoint.CheckpointDamaged as error:
+    except integrity.CheckpointDamaged as error:
         print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
         return None
 

@@ -15,6 +15,7 @@ from trainers import sft
 from trainers.checkpoints import checkpoint, run_dir
 from trainers.checkpoints.settings import check_resumed
 from trainers.evaluation.evaluator import load_agent
+from trainers.runtime import integrity
 from trainers.runtime.integrity import write_checksums
 from trainers.tiny.model import make_model, make_tokenizer
 
@@ -66,13 +67,13 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, tokenizer):
 
 
 def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
-    assert checkpoint.latest(tmp_path) is None
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert integrity.latest(tmp_path) is None
+    assert integrity.latest(tmp_path / "nowhere") is None
     (tmp_path / "checkpoint-99").mkdir()  # not written by `save`, so neither counted nor removed
     (tmp_path / ".checkpoint-3.saving").mkdir()
     for step in (5, 9, 10, 11):
         save(tmp_path / f"checkpoint-{step}", tokenizer, step, keep_last=2)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
+    assert integrity.latest(tmp_path) == tmp_path / "checkpoint-11"
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint-10", "checkpoint-11", "checkpoint-9", "checkpoint-99"]
 
@@ -122,7 +123,7 @@ def test_while_a_checkpoint_is_replaced_there_is_always_one(tmp_path):
         time.sleep(0.001)
     looks = 0
     while other.is_alive():
-        assert checkpoint.is_checkpoint(folder)
+        assert integrity.is_checkpoint(folder)
         looks += 1
     assert looks > 10
     assert checkpoint.load_state(folder, [])[0] == 19
@@ -139,17 +140,17 @@ def test_damage_to_any_file_is_found_before_it_is_read(tmp_path, tokenizer, name
         path.unlink()
     else:
         path.write_bytes({"flip": content, "cut": content[: len(content) // 2]}[damage])
-    with pytest.raises(checkpoint.CheckpointDamaged, match="c"):
+    with pytest.raises(integrity.CheckpointDamaged, match="c"):
         checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])
 
 
 def test_a_file_to_load_a_model_from_that_the_checksums_lack_is_damage(tmp_path, tokenizer):
     save(tmp_path / "c", tokenizer)
     (tmp_path / "c" / "README.md").write_text("notes")
-    checkpoint.verify(tmp_path / "c")
+    integrity.verify(tmp_path / "c")
     (tmp_path / "c" / "adapter_config.json").write_text("{}")
-    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in SHA256SUMS"):
-        checkpoint.verify(tmp_path / "c")
+    with pytest.raises(integrity.CheckpointDamaged, match=r"adapter_config\.json is not in SHA256SUMS"):
+        integrity.verify(tmp_path / "c")
 
 
 def test_the_state_of_a_stranger_runs_no_code(tmp_path, tokenizer):

@@ -19,6 +19,7 @@ from trainers.lifecycle import setup
 from trainers.lifecycle.collapse_monitor import CollapseMonitor
 from trainers.lifecycle.rl_run import RLRun
 from trainers.models.loading import load_policy
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 from trainers.runtime.signals import TrainingStopped
 
@@ -159,7 +160,7 @@ def test_training_stops_where_a_number_is_not_finite(train, model_folder, monkey
             sft.main(sft.Args(env_kwargs=kwargs, model=model_folder, out=out, **few))
         else:
             train(save_every=1)
-    assert checkpoint.latest(tmp_path / "run") is None
+    assert integrity.latest(tmp_path / "run") is None
 
 
 def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch, tmp_path, capsys):
@@ -199,7 +200,7 @@ def test_after_a_signal_the_resumed_run_evaluates(train, monkeypatch, tmp_path):
         with pytest.raises(SystemExit):
             train(eval_every=1)
     run = tmp_path / "run"
-    assert evaluated == [0] and checkpoint.latest(run).name == "checkpoint-1" and not (run / "best").exists()
+    assert evaluated == [0] and integrity.latest(run).name == "checkpoint-1" and not (run / "best").exists()
     train(run, eval_every=1)
     assert evaluated == [0, 1, 2, 3] and checkpoint.read_extra(run / "best")["best"]["update"] == 3
     lines = read_metrics(run / "metrics.jsonl")

@@ -16,7 +16,7 @@ from trainers.episodes.report import tables
 from trainers.evaluation import evaluator
 from trainers.lifecycle.logger import Logger
 from trainers.models import loading
-from trainers.runtime import retry
+from trainers.runtime import integrity, retry
 from trainers.runtime.progress import read_metrics
 from trainers.runtime.signals import TrainingStopped
 from trainers.tiny.cold_start import start_policy
@@ -58,7 +58,7 @@ def check_what_it_says(kind, folder, summary, model_folder):
     before = (model_folder / "model.safetensors").read_bytes()
     assert all(path.read_bytes() != before for path in folder.glob("checkpoint-*/*.safetensors"))
     module, options = KINDS[kind]
-    beside = torch.load(checkpoint.latest(folder) / checkpoint.STATE_FILE, weights_only=True)["modules"]
+    beside = torch.load(integrity.latest(folder) / integrity.STATE_FILE, weights_only=True)["modules"]
     assert set(beside) == ({"critic"} if module is ppo else set()) | ({"kl"} if "kl_target" in options else set())
     assert summary["rows"][-1]["name"].startswith("Trained with ")
     assert summary["algorithm"] == (kind if module is reinforce else module.__name__.partition(".")[2])
@@ -110,7 +110,7 @@ def assert_same(ours, theirs):
     """Weights, what is trained beside them, optimizers and metrics, but for how long everything took."""
     for path in ours.glob("*/*.safetensors"):
         assert path.read_bytes() == (theirs / path.relative_to(ours)).read_bytes(), path
-    states = [torch.load(checkpoint.latest(run) / checkpoint.STATE_FILE, weights_only=True) for run in (ours, theirs)]
+    states = [torch.load(integrity.latest(run) / integrity.STATE_FILE, weights_only=True) for run in (ours, theirs)]
     for part in ("optimizers", "modules"):
         torch.testing.assert_close(states[0][part], states[1][part], rtol=0, atol=0)
     metrics: list[dict[int, dict]] = [{}, {}]
@@ -196,8 +196,8 @@ def fill_disk(owner, name, fails_at, error=None):
         with pytest.raises(TrainingStopped, match=cannot) as ended:
             run()
         assert f"--resume {folder}" in str(ended.value) and "\n" not in str(ended.value)
-        assert all(path.name.startswith("checkpoint-") for path in checkpoint.step_folders(folder))
-        assert checkpoint.find_latest(folder)[1] == []
+        assert all(path.name.startswith("checkpoint-") for path in integrity.step_folders(folder))
+        assert integrity.find_latest(folder)[1] == []
 
     return interrupt
 
@@ -207,9 +207,9 @@ def damage(lose):
         shutil.copytree(whole, folder)
         (folder / "summary.json").unlink()
         lose(folder / "checkpoint-4")
-        with pytest.raises(checkpoint.CheckpointDamaged):  # nor is it taken for a plain model
+        with pytest.raises(integrity.CheckpointDamaged):  # nor is it taken for a plain model
             evaluator.load_agent(folder / "checkpoint-4")
-        with pytest.raises(checkpoint.CheckpointDamaged):
+        with pytest.raises(integrity.CheckpointDamaged):
             start_policy(grpo.Args(model=str(folder / "checkpoint-4")), None)
 
     return interrupt
@@ -234,7 +234,7 @@ HOW = {
     "no disk for the state": fill_disk(torch, "save", 2),
     "no disk for the report": fill_disk(tables, "write_summary", 1),
     "damaged weights": damage(flip_a_bit),
-    "lost checksums": damage(lambda saved: (saved / checkpoint.CHECKSUMS_FILE).unlink()),
+    "lost checksums": damage(lambda saved: (saved / integrity.CHECKSUMS_FILE).unlink()),
 }
 CASES = [*((kind, "killed") for kind in KINDS), *(("grpo", how) for how in HOW if how != "killed"), ("sft", "SIGINT")]
 CASES.remove(("grpo", "SIGINT"))

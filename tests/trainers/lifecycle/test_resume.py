@@ -19,6 +19,7 @@ from trainers.cli import parse
 from trainers.episodes.records import read_episodes
 from trainers.lifecycle.setup import Setup
 from trainers.models.loading import load_policy
+from trainers.runtime import integrity
 from trainers.tiny import cold_start
 from trainers.tiny.cold_start import START
 
@@ -98,9 +99,9 @@ def test_a_checkpoint_says_what_it_is(run, args):
     for part in ("`AgentR1/MiniWiki-v0` with", "| Trained with GRPO", "--turn-credit"):
         assert part in text, part
     assert str(run.parent) not in text
-    checkpoint.verify(path)  # the card was written anew, and is no damage
+    integrity.verify(path)  # the card was written anew, and is no damage
     (path / "README.md").write_text("mine")
-    checkpoint.verify(path)
+    integrity.verify(path)
 
 
 def test_what_lies_on_the_hub_is_not_for_training_alone(run, hub, folder):
@@ -152,7 +153,7 @@ def train(short_run, tmp_path, small_cold_start):
         options = {"env": "Bandit", "env_kwargs": {}, "model": "tiny", "cold_start_steps": 2, "kl_coef": 0.1}
         few = {"group_size": 2, "eval_every": 100, "eval_questions": 2, "final_questions": 2}
         grpo.main(short_run(grpo, **options | few | where | changes))
-        return load_policy(checkpoint.latest(tmp_path / name), "cpu").model.state_dict()
+        return load_policy(integrity.latest(tmp_path / name), "cpu").model.state_dict()
 
     return run
 

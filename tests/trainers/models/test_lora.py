@@ -15,6 +15,7 @@ from trainers.models import loading
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, load_lora_weights, make_reference, trainable_parameters
+from trainers.runtime import integrity
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
@@ -152,7 +153,7 @@ def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(mo
     critic = Critic(policy)
     common = {"model": policy.model, "tokenizer": policy.tokenizer, "optimizers": [], "step": 1, "extra": {}}
     checkpoint.save(tmp_path / "c", modules={"critic": critic}, **common)
-    state = torch.load(tmp_path / "c" / checkpoint.STATE_FILE)["modules"]["critic"]
+    state = torch.load(tmp_path / "c" / integrity.STATE_FILE)["modules"]["critic"]
     assert sorted(state) == sorted(name for name, p in critic.named_parameters() if p.requires_grad)
     checkpoint.load_state(tmp_path / "c", [], {"critic": critic})
     with pytest.raises(RuntimeError, match="Missing key"):

@@ -14,14 +14,13 @@ from two_processes import CASES, FINE_TUNING, RUN, learn, make_episodes
 
 from tests.trainers.conftest import shrink_cold_start
 from trainers import grpo, ppo, sft
-from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.evaluation import evaluator
 from trainers.factory import check_world_size
 from trainers.imitation.demonstrations import FILE
 from trainers.models import micro_batches
 from trainers.models.loading import load_policy
-from trainers.runtime import distributed
+from trainers.runtime import distributed, integrity
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
@@ -59,7 +58,7 @@ def test_two_processes_learn_what_one_does(name, of_two, tmp_path):
         assert torch.equal(a, b)  # or the processes would play different policies
     if name == "ppo":  # and its checkpoint is one process's: whole
         got, wanted = (
-            torch.load(where / checkpoint.STATE_FILE, weights_only=True)
+            torch.load(where / integrity.STATE_FILE, weights_only=True)
             for where in (folder / name, tmp_path / "checkpoint")
         )
         for part in ("optimizers", "modules"):
