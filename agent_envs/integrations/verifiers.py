@@ -123,7 +123,7 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                         answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
                     except APIError as error:  # a limit of the run, or of the model; the trace knows which
                         episode.env.fits = lambda observation, context: False
-                        episode.step("", cut=True)  # ends truncated, which settles its shaping
+                        episode.step("<think>", cut=True)  # costs nothing, and settles its shaping
                         recorded["turn_rewards"] = list(episode.rewards)
                         recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))

@@ -146,8 +146,8 @@ def test_an_environment_of_your_own_is_imported_and_closed(evaluate, tmp_path, m
 def test_an_episode_that_a_limit_ends_has_reached_nothing(evaluate):
     env = gymnasium.make(MINIWIKI, **SMALL).unwrapped
     env.reset(seed=0)
-    title = env.unwrapped.question.supporting_titles[0]
-    (trace,) = evaluate([f"<search>{title}</search>"] * 2 + TEXT[-1:], "--env.agent.max-turns", "2", n=1)
+    searches = [f"<search>{title}</search>" for title in env.question.supporting_titles[:2]]
+    (trace,) = evaluate([*searches, TEXT[-1]], "--env.agent.max-turns", "2", n=1)
     assert trace["stop_condition"] == "max_turns" and trace["ok"]
     earned = trace["info"]["turn_rewards"]
     assert len(earned) == 3 and earned[0] > 0 and trace["metrics"]["score"] == 0
