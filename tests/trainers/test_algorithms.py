@@ -106,7 +106,8 @@ def test_nothing_to_learn_from(run, model_folder, tmp_path, module, capsys):
     options, out = options | {"env": env, "stop_on_collapse": True}, tmp_path / "stopped"
     summary = run(module, out=out, **options)
     assert summary["stopped_on_collapse"] and summary["episodes"] == 5 * 4
-    assert [(s["name"], s["update"], s["stop"]) for s in summary["symptoms"]] == [("no signal left", 5, True)]
+    told = [("turns are cut", 1, False), ("no signal left", 5, True)]
+    assert [(s["name"], s["update"], s["stop"]) for s in summary["symptoms"]] == told
     assert json.loads((out / "summary.json").read_text())["symptoms"] == summary["symptoms"]
     assert capsys.readouterr().err.count("Warning: no signal left at update 5") == 1
     start = load_policy(model_folder, "cpu").model.state_dict()
@@ -117,7 +118,7 @@ def test_nothing_to_learn_from(run, model_folder, tmp_path, module, capsys):
     # Resumed, it goes on: what was said before is known, and not said again.
     summary = run(module, resume=out, **options)
     assert summary["episodes"] == 6 * 4
-    assert [(s["name"], s["update"]) for s in summary["symptoms"]] == [("no signal left", 5)]
+    assert [(s["name"], s["update"], s["stop"]) for s in summary["symptoms"]] == told
     assert "Warning" not in capsys.readouterr().err
 
 
