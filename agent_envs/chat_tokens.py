@@ -9,8 +9,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from agent_envs.chat_messages import Message, Schemas, quote_strings, read_arguments, short_id, split_thought_off
-from agent_envs.control_tokens import THINK, ControlTokens, map_texts
+from agent_envs.chat_messages import (
+    Message,
+    Schemas,
+    find_switch,
+    join_switch,
+    make_regular,
+    part_switch,
+    quote_strings,
+    read_arguments,
+    short_id,
+    split_thought_off,
+)
+from agent_envs.control_tokens import THINK, ControlTokens
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.dialects import (
     Dialect,
@@ -23,6 +34,7 @@ from agent_envs.formats.dialects import (
 )
 from agent_envs.formats.families import Family, Response, find_thought
 from agent_envs.formats.json_text import dumps
+from retrieval_index.printable import encodable, map_texts
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
 
@@ -60,7 +72,7 @@ class ChatTokens(ControlTokens):
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         super().__init__(tokenizer, eos_ids)
         self.dialect: Dialect | None = None
-        self.template_options = _find_switch(tokenizer, thinking)
+        self.template_options = find_switch(tokenizer, thinking)
         self._has_system_role, written = self._try_system_message()
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         try:
@@ -121,8 +133,8 @@ class ChatTokens(ControlTokens):
         if self.dialect and self.dialect.family.unquoted:
             messages = [quote_strings(message) for message in messages]
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.template_options}
-        text: str = self.tokenizer.apply_chat_template(messages, tools=tools, **options)
-        return text
+        text: str = self.tokenizer.apply_chat_template(list(map(part_switch, messages)), tools=tools, **options)
+        return join_switch(text)
 
     def _render_text(self, turns: Iterable[tuple[str, str]], add_generation_prompt: bool = False) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -130,13 +142,13 @@ class ChatTokens(ControlTokens):
 
     def _try_system_message(self) -> tuple[bool, str]:
         """Return whether the template writes a system message and keeps it in place in a longer conversation, and the text.
-        A template that names the role but leaves it out, as the tiny model's, does so on purpose: it counts as True."""
+        The tiny model's, which leaves the role out on purpose, counts as True."""
         try:
             text = self._render_text([(r, _MARK + r) for r in ("system", "user", "assistant", "user")], True)
         except Exception:  # a template may raise anything at an unknown role
             return False, ""
         place = text.find(_MARK + "system")
-        by_name = "system" in str(self.tokenizer.chat_template)
+        by_name = "role != 'system'" in str(self.tokenizer.chat_template)
         return place < text.find(_MARK + "assistant") and (place >= 0 or by_name), text
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -183,7 +195,11 @@ class ChatTokens(ControlTokens):
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
         """Encode `prompt_messages`, with the functions that may be called."""
-        return self.encode(self.render(self.prompt_messages(instructions, context), tools, True))
+        messages = self.prompt_messages(instructions, context)
+        try:
+            return self.encode(self.render(messages, tools, True))
+        except Exception:  # a template such as Mistral's refuses what may follow a malformed turn
+            return self.encode(self.render(make_regular(messages), tools, True))
 
     def conversation_ids(self, messages: list[Message], tools: Schemas | None = None) -> list[int]:
         """Encode any conversation up to the start of the next turn, with the functions that may be called."""
@@ -338,23 +354,30 @@ class ChatTokens(ControlTokens):
                 for place, call in enumerate(response.calls)
             ]
         # JSON's escapes can write lone surrogates, which no tokenizer accepts.
-        return map_texts(message, lambda text: text.encode("utf-8", "replace").decode())
+        return map_texts(message, encodable)
 
-    def decode_action(self, ids: list[int], tools: Schemas | None = None) -> str:
+    def decode_action(self, ids: list[int], tools: Schemas | None = None, marks: str = "") -> str:
         """Decode a sampled turn as an action: with functions (only in the format "native") its message as JSON, else its text,
-        including a thought that the prompt opened."""
+        including a thought that the prompt opened, without control tokens except those in ``marks``."""
         if tools:
             return dumps(self.read_turn(ids, tools))
         opening, closing = self.thought_marks
         if (opening, closing) == THINK:
-            return self._with_opening(self.decode(ids))
+            return self._with_opening(self.decode(ids, marks))
         if self.dialect and self.dialect.family.channels:
             return self._read_channels(ids, self.dialect.family)
-        text = self.decode(ids, opening + closing)
+        text = self.decode(ids, opening + closing + marks)
         begun, closed, rest = text.lstrip().partition(closing)
         if not begun.startswith(opening):
-            return self.decode(ids)
+            return self.decode(ids, marks)
         return f"<think>{begun.removeprefix(opening)}{'</think>' * bool(closed)}{rest}"
+
+    def decode_text(self, ids: list[int]) -> str:
+        """Decode a turn of a program that gave no functions: as `decode_action`, but with the marks of calls, which the program
+        may read itself."""
+        frames = {*self._encoded(self._written), *self.end_ids}
+        marks = "".join(token.content for i, token in self._added.items() if not token.special and i not in frames)
+        return self.decode_action(ids, marks=marks)
 
     def _read_channels(self, ids: list[int], family: Family) -> str:
         """Return thoughts and the message for the user as text; without the latter, all of it is a thought without end."""
@@ -376,24 +399,6 @@ class ChatTokens(ControlTokens):
     def _decode_turn(self, ids: list[int]) -> str:
         """Decode a turn without its end, but with control tokens, which calls may consist of."""
         return self.decode_all(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
-
-
-def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
-    """Return the template options for ``thinking``; none for "auto", or for a number if the template has no switch."""
-    if thinking == "auto":
-        return {}
-    options = [dict.fromkeys(("enable_thinking", "thinking"), on) for on in (True, False)]
-    hello = [{"role": "user", "content": "hello"}]
-    write = partial(tokenizer.apply_chat_template, hello, tokenize=False, add_generation_prompt=True)
-    try:
-        prompts = [write(**each) for each in options]
-    except Exception as error:  # a template may raise anything
-        raise ValueError(f"the chat template cannot write a conversation: {error}") from error
-    if prompts[0] != prompts[1]:
-        return options[thinking == "off"]
-    if not thinking.isdecimal():
-        raise ValueError(f"the chat template has no switch for thoughts, got thinking {thinking!r}: leave it at auto")
-    return {}
 
 
 def _without_joiners(calls: list[tuple[str, Any]]) -> Any:

@@ -5,12 +5,13 @@ Only a chat template may write control tokens, and only a format its tags. If da
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 from agent_envs.formats.base import Format
+from retrieval_index.printable import map_texts
 
 THINK = ("<think>", "</think>")  # every format has thoughts
 _JOINER = "\u2060"
@@ -29,6 +30,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = ()):
         self.tokenizer = tokenizer
+        tokenizer.clean_up_tokenization_spaces = False  # before transformers 5.7 it changes what a model wrote, as " ?"
         # Rollouts of one question encode the same texts many times.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
@@ -139,15 +141,6 @@ class ControlTokens:
     def _decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
-
-
-def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply ``change`` to all strings of a JSON value, including names."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(name): map_texts(item, change) for name, item in value.items()}
-    return [map_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _any_of(marks: Iterable[str]) -> re.Pattern[str]:

@@ -80,7 +80,7 @@ def normalize_own(text: str) -> str:
 
     Examples: -5, 1.5, 10:15, C++, x<y. An answer that is an article, such as option A, is compared too.
     """
-    text = unicodedata.normalize("NFC", text.lower()).translate(_SPELLED)
+    text = unicodedata.normalize("NFC", " ".join(text.lower().split())).translate(_SPELLED)
     text = _LOOSE_OPERATOR.sub(r"\1", _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text)))
     meant = {match.start() for match in _MEANT.finditer(text)}
     words = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation).split()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_index import hub
+from retrieval_index.printable import encodable
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class TokenCounter:
         return max((end for _, end in self._encode(text).offsets[:count]), default=0)
 
     def _encode(self, text: str) -> Any:
-        text = text.encode("utf-8", "replace").decode()
-        return _load_tokenizer(self.name).encode(text, add_special_tokens=False)
+        return _load_tokenizer(self.name).encode(encodable(text), add_special_tokens=False)
 
 
 @lru_cache(maxsize=4)

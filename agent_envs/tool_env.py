@@ -11,19 +11,20 @@ import gymnasium
 
 from agent_envs.context import Messages, Rewriting, keep_all, make_context
 from agent_envs.formats import Format, make_format
-from agent_envs.generators.instances import check_seed
+from agent_envs.generators.instances import check_integers, check_seed
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_phrases
 from agent_envs.token_counter import TokenCounter
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import CUT, History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
-from retrieval_index.printable import printable
+from retrieval_index.printable import encodable, map_texts, printable
 
 if TYPE_CHECKING:
     from agent_envs.data.question import Question
 
 StepResult = tuple[str, float, bool, bool, dict[str, Any]]  # observation, reward, terminated, truncated, info
+OWN_ENTRIES = frozenset("context reward_terms valid cut turns calls tool_faults tokens".split())  # of infos
 HELD_OUT = 2**31  # added to the seeds of held-out episodes; training draws its seeds below
 
 
@@ -96,9 +97,8 @@ class ToolEnv(gymnasium.Env[str, str]):
     ):
         self._seed_offset = _offset_seeds(split)
         optional = {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
-        for name, value in {"max_turns": max_turns, "max_calls": max_calls, **optional}.items():
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        given = {name: value for name, value in optional.items() if value is not None}
+        check_integers(max_turns=max_turns, max_calls=max_calls, **given)
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise TypeError(f"render_mode must be None or 'ansi', got {render_mode!r}")  # SB3 then retries without it
         made = [_as_tool(tool) for tool in tools]
@@ -162,8 +162,13 @@ class ToolEnv(gymnasium.Env[str, str]):
         """This environment; in a mixture, the environment of the current task."""
         return self
 
+    @property
+    def members(self) -> Mapping[str, "ToolEnv"]:
+        """The environments that episodes are of, by name: this one, or the tasks of a mixture."""
+        return {"": self}
+
     def found_evidence(self) -> list[bool]:
-        """Return, for each name in ``supporting``, whether the agent has been shown it so far."""
+        """Return, for each name in ``supporting``, whether the agent has been shown it so far; [] if that is not known."""
         return []
 
     def hold_out(self, split: str) -> None:
@@ -275,6 +280,10 @@ class ToolEnv(gymnasium.Env[str, str]):
             failed=turn.is_mistake or any(not r.ok and not r.fault for r in results),
             repeated=self._is_repeat(turn.calls, results),
         )
+        if clash := OWN_ENTRIES & {*outcome.metrics, *outcome.info}:
+            raise ValueError(
+                f"evaluate_turn reports {sorted(clash)}, but ToolEnv has entries of these names in the info"
+            )
         terms = self.reward(context)
         self._metrics = outcome.metrics
         self.history.turns.append(turn)
@@ -316,11 +325,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         failed = bool(turn.error) or not all(result.ok for result in results)
         if failed and (state := self.state_text()):
             told[-1] += f"\n{state}"
-        self.feedback = list(map(_encodable, told))
+        self.feedback = list(map(encodable, told))
         if turn.error:
-            return _encodable(self.format.render_error(told[0]))
+            return encodable(self.format.render_error(told[0]))
         shown = [replace(result, text=text) for result, text in zip(results, told, strict=True)]
-        return _encodable(self.format.render(turn, shown))
+        return encodable(self.format.render(turn, shown))
 
     def _count(self, text: str) -> int:
         """Count the tokens of a text; 0 without ``max_tokens``."""
@@ -365,11 +374,6 @@ def _digest(learned: tuple[str, str]) -> bytes:
     return hashlib.blake2b(repr(learned).encode(), digest_size=8).digest()
 
 
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer accepts."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _as_tool(tool: Tool | Callable) -> Tool:
     if not hasattr(tool, "execute_batch"):
         return FunctionTool(tool)
@@ -387,14 +391,9 @@ COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "t
 
 def _call_key(call: ToolCall, tool: Tool | None) -> str:
     """Return a call as text, equal for equal calls; for a tool that ignores case, case and white space do not matter."""
-    arguments = _fold(call.arguments) if getattr(tool, "ignores_case", False) else call.arguments
+    arguments = map_texts(call.arguments, _fold) if getattr(tool, "ignores_case", False) else call.arguments
     return f"{call.name} {json.dumps(arguments, sort_keys=True, default=repr)}"
 
 
-def _fold(value: Any) -> Any:
-    """Fold the case and white space of all strings in an argument."""
-    if isinstance(value, str):
-        return " ".join(value.casefold().split())
-    if isinstance(value, dict):
-        return {key: _fold(inner) for key, inner in value.items()}
-    return [_fold(inner) for inner in value] if isinstance(value, list | tuple) else value
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())

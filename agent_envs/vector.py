@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from agent_envs.judge import judge_together
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
 
@@ -108,6 +109,7 @@ class ToolVectorEnv(VectorEnv):
         acting = [i for i in pending if self._begun[i] and not over[i]]
         turns = {i: self.envs[i].parse(pending[i], i in cut) for i in acting}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
+        judge_together((self.envs[i], turn) for i, turn in turns.items())
         rewards = np.zeros(self.num_envs)
         infos: dict[int, dict[str, Any]] = {}
         for i, turn in turns.items():

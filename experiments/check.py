@@ -63,7 +63,7 @@ def _make(task: EnvConfig, split: str) -> list[ToolEnv]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about stand-in data, which is refused below
         envs = make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
-    made = list(getattr(envs.envs[0], "tasks", {}).values()) or [envs.envs[0]]
+    made = list(envs.envs[0].members.values())
     for env in made:
         if warning := getattr(getattr(env, "task", None), "warning", ""):
             raise FileNotFoundError(warning)

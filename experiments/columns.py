@@ -89,7 +89,7 @@ def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> 
             lambda all: sum(bool(one.get("tool_faults")) for one in all) / len(all),
             retry.MINUTES,
         )
-        ids = [questions[i].id if questions is not None else i for i in batch]
+        ids = [getattr(questions[i], "id", i) if questions is not None else i for i in batch]
         episodes += [to_json_types({"id": id} | own) for id, own in zip(ids, done, strict=True)]
         durable.write_text(path, "".join(json.dumps(line) + "\n" for line in (header, *episodes)))
 

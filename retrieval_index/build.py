@@ -118,7 +118,7 @@ def build_folder(
             _build_shards(index, corpus, shards, staging, work, track, options)
             stored_as, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
         os.replace(work, spent)  # rename it first: no build may continue from half of it
-        shutil.rmtree(spent)
+        shutil.rmtree(spent, ignore_errors=True)  # NFS keeps a file that is still mapped, under a hidden name
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, corpus)
 
@@ -249,7 +249,8 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
 
 def _describe_source(source: str | Path) -> list:
     """List the files of a source with size and time of change: a build continues only from the same source."""
-    path = Path(str(source).removeprefix("hf:").partition(":")[0])
+    name = str(source)
+    path = Path(name.removeprefix("hf:").partition(":")[0] if name.startswith("hf:") else name)
     if not path.exists():
         return [str(source)]
     files = sorted(files_in(path)) if path.is_dir() else [path]  # without an index built in it

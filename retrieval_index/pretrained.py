@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from retrieval_index import hub
+from retrieval_index.printable import encodable
 
 BATCH = 64
 _NOT_LOADED = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]  # not downloaded
@@ -82,7 +83,7 @@ class PretrainedEncoder:
     def _encode(self, texts: list[str], prefix: str) -> np.ndarray:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        texts = [text.encode(errors="replace").decode() for text in texts]  # lone surrogates, which tokenizers refuse
+        texts = list(map(encodable, texts))
         with self._lock:
             # It sorts texts by length, so batches have little padding. An empty prompt prevents a default one.
             vectors = self._model.encode(texts, batch_size=BATCH, prompt=prefix, show_progress_bar=False)

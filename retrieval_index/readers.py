@@ -207,6 +207,10 @@ def _folder_readers(folder: Path) -> list[Callable[[], Iterator[Passage]]]:
         raise ValueError(f"{folder} is an index, not a corpus: search it as it is, with index=")
     files = sorted(files_in(folder))
     if any(_plain(path).suffix.lower() in _READERS for path in files):
+        notes = [path.name for path in files if path.suffix.lower() == ".md"]
+        if len(notes) > 1:  # one may describe the tables
+            told = f"{folder}: its tables are read, and {len(notes)} files are not, such as {notes[0]!r}"
+            warnings.warn(f"{told}: keep notes in a folder of their own", stacklevel=3)
         return [_file_reader(path) for path in files if path.suffix.lower() != ".md"]
     texts = [path for path in files if path.suffix.lower() in _TEXT]
     if not texts:

@@ -273,7 +273,8 @@ class _Evaluation:
             temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
             known_to_fail=known_to_fail,
         )  # fmt: skip
-        done = len(jobs) - len(requested)
+        if done := len(jobs) - len(requested):
+            print(f"{model}: {done} episodes of an earlier call are kept; another --out asks again", file=sys.stderr)
         if args.max_new_tokens is None:
             told = "the longest turn is the server's, and some servers have none: --max-new-tokens 1024 bounds it"
             print(f"{model}: {told}", file=sys.stderr)

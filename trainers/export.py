@@ -62,7 +62,7 @@ from trainers.models import lora
 from trainers.models.loading import load_policy, load_tokenizer
 
 # Settings to keep, beside the agent's interface in env_kwargs.
-KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking", "format", "agent_calls")
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking", "format", "stop", "agent_calls")
 
 
 def main(args: Args) -> Path:
@@ -84,6 +84,7 @@ def main(args: Args) -> Path:
     if args.base_model:
         lora.name_base_model(model, args.base_model)
     kept = {name: saved[name] for name in KEPT if name in saved}
+    kept |= {"env": Path(saved["env"]).name} if saved.get("env", "").endswith(".jsonl") else {}
     if "env_kwargs" in saved:
         kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
     of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()

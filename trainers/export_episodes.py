@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from agent_envs.types import CUT
 from agent_envs.utils.view import find_file
 from trainers import inputs
 from trainers.cli import parse
@@ -135,7 +134,7 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
 def _is_mistake(turn: Mapping[str, Any]) -> bool:
     """Whether a turn is malformed or was cut, or one of its calls failed."""
     failed = any(not call["ok"] for call in turn["calls"])
-    return bool(turn["invalid"]) or CUT.error in turn["observation"] or failed
+    return bool(turn["invalid"] or turn.get("cut")) or failed
 
 
 def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:

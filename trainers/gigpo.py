@@ -41,7 +41,7 @@ from trainers.trajectory import PackedTrajectories
 def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute A_episode + ω A_step at each action token, float32 [N, A]."""
     turns = packed.rewards, packed.turns, packed.mask, packed.groups, packed.anchors
-    return gigpo(*turns, args.step_gamma, args.step_weight, args.scale_by_std, packed.valid)
+    return gigpo(*turns, args.step_gamma, args.step_weight, args.scale_by_std, packed.valid, packed.returns)
 
 
 def main(args: Args) -> dict:

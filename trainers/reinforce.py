@@ -41,7 +41,7 @@ from trainers.trajectory import PackedTrajectories
 def compute_advantages(args: Args, packed: PackedTrajectories) -> torch.Tensor:
     """Compute whitened returns to go at each action token, float32 [N, A]."""
     if args.baseline == "group":
-        return reinforce_plus_plus_baseline(packed.rewards, packed.mask, packed.groups, packed.valid)
+        return reinforce_plus_plus_baseline(packed.rewards, packed.mask, packed.groups, packed.valid, packed.returns)
     return reinforce_plus_plus(packed.rewards, packed.mask, valid=packed.valid)
 
 

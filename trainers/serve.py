@@ -84,7 +84,7 @@ def main(args: Args) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP."""
     base = args.model if args.checkpoint else ""
     policy, longest = load_agent(str(args.checkpoint or args.model), base, max_new_tokens=args.max_new_tokens)
-    engine = TransformersEngine(policy, ())
+    engine = TransformersEngine(policy, policy.stop)
     params = SamplingParams(max_new_tokens=longest, temperature=args.temperature)
     dispatcher = Dispatcher(engine, params, Timing())
     session = Session(policy, Trajectory(), itertools.count().__next__, keep=KEPT)

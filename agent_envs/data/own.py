@@ -63,7 +63,7 @@ def load_own(
     if corpus and index:
         raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
     files = _files_of(path)
-    loaded = _read(files, tuple(map(stamp, files)))
+    loaded = _read(files, tuple(map(stamp, files)), path.is_dir())
     called = name or path.stem
     beside = None if corpus or index else _corpus_beside(path)
     where = place_of(corpus) if corpus else beside
@@ -154,13 +154,13 @@ def _corpus_beside(path: Path) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
+def _read(files: tuple[Path, ...], stamps: tuple, names_decide: bool) -> _Loaded:
     by_split: dict[str | None, list[Question]] = {}
     passages: dict[str, Passage] = {}
     supporting_ids: dict[tuple[str | None, str], Sequence[str]] = {}
     named = dict.fromkeys(map(_split_in_name, files))
     for word in named:  # ids must be unique only within a split: often each file counts from 1
-        group = word if len(files) > 1 else None
+        group = word if names_decide else None
         records = chain.from_iterable(numbered_records(file) for file in files if _split_in_name(file) == word)
         for place, parsed in parse_records(records, _parse):
             own = parsed.split or (None if word else parsed.noted_split)
@@ -219,7 +219,7 @@ def _split(loaded: _Loaded, name: str, holdout: int, seed: int) -> tuple[dict[st
     train = tuple(chain.from_iterable(loaded.by_split.get(word, ()) for word in TRAIN))
     word = next((word for word in HELD_OUT if word in loaded.by_split), None)
     pool = train or loaded.by_split.get(None, ())
-    if word and not holdout:
+    if word and (not holdout or (holdout == 1 and not pool)):
         held_out = loaded.by_split[word]
         train = _without(train, held_out, name) if train else ()
         parts, how = (train, held_out), f'"{word}" held out as the data says'

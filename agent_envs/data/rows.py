@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -246,7 +247,9 @@ def _keys_of_titles(titles: Sequence[str], passages: Iterable[Passage]) -> list[
     for passage in passages:
         if (title := html.unescape(passage.title)) in keys:
             keys[title].add(paragraph_key(passage.text))
-    return [min(found) for found in keys.values()] if all(len(found) == 1 for found in keys.values()) else []
+    if any(len(found) != 1 for found in keys.values()):
+        return []
+    return [min(keys[html.unescape(title)]) for title in titles]  # a title may come twice
 
 
 def _split(row: Mapping[str, Any]) -> str | None:
@@ -277,7 +280,9 @@ def _text(value: object, name: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
-    text = value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
+    text = str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        text = f"{Decimal(f'{value:.15g}'):f}"  # 0.00005, and not 5e-05
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -291,6 +291,7 @@ _read_muse_calls = _read_tags(
 
 # -- all of them -------------------------------------------------------------------------------------------------------
 
+_SEED_THOUGHT = ("<seed:think>", "</seed:think>")  # of Seed-OSS, whose calls are not read
 _LFM2 = _read_between("<|tool_call_start|>", "<|tool_call_end|>", _read_lfm2)
 _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = ("<tool_call>", "</tool_call>", *_RESPONSE)
@@ -340,11 +341,5 @@ def find_thought(chat_template: Any, family: Family | None, tokens: Iterable[str
     family think; else those of the first family whose marks are in the template."""
     if family and family.thought and (family.channels or any(map(family.thought[0].startswith, tokens))):
         return family.thought
-    return next(
-        (
-            f.thought
-            for f in FAMILIES
-            if f.thought and not f.channels and all(m.strip() in str(chat_template) for m in f.thought)
-        ),
-        None,
-    )
+    known = [f.thought for f in FAMILIES if f.thought and not f.channels] + [_SEED_THOUGHT]
+    return next((marks for marks in known if all(m.strip() in str(chat_template) for m in marks)), None)

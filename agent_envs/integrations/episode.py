@@ -22,6 +22,7 @@ import numpy as np
 from agent_envs.formats.blocks import find_end
 from agent_envs.formats.json_text import function_schema
 from agent_envs.integrations import hosting
+from agent_envs.judge import judge_together
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
 
@@ -87,7 +88,7 @@ class Episode:
         self.info: dict[str, Any] = {}
         self.rewards: list[float] = []
         self.metrics: dict[str, float] = {}
-        if native and hasattr(self.env, "weights"):  # a mixture
+        if native and self.env not in self.env.members.values():  # a mixture
             raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
 
     @property
@@ -242,7 +243,7 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
 
 
 def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
-    """Step many episodes at once, with their tool calls in one batch.
+    """Step many episodes at once, and run their tool calls together.
 
     ``cut``: the indices of the episodes whose turn was cut.
     """
@@ -250,6 +251,7 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[
     turns = [episode.env.parse(text, number in cut) for number, (episode, text) in numbered]
     pairs = zip(episodes, turns, strict=True)
     results = iter(run_calls([(episode.env.tools, call) for episode, turn in pairs for call in turn.calls]))
+    judge_together((episode.env, turn) for episode, turn in zip(episodes, turns, strict=True))
     return [
         episode._reply(episode.env.resolve(text, turn, [next(results) for _ in turn.calls]))
         for episode, text, turn in zip(episodes, texts, turns, strict=True)

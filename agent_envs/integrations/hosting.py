@@ -24,13 +24,13 @@ from agent_envs.formats import Format
 from agent_envs.registration import full_id, nearest_names
 from agent_envs.rewards import Metric, Reward
 from agent_envs.spaces import LONGEST
-from agent_envs.tool_env import COMMON, HELD_OUT, ToolEnv
+from agent_envs.tool_env import COMMON, HELD_OUT, OWN_ENTRIES, ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point
 
 MAX_TURNS = 50  # for environments without a limit of their own
-_OURS = ("reward", "score", "context")  # names in an info that mean something else in this suite
+_OURS = {"reward", "score"} | OWN_ENTRIES  # names in an info that mean something else in this suite
 
 
 class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
+from agent_envs.data.question import Question
 from agent_envs.formats import Format
 from agent_envs.generators.instances import check_seed, choose_instance
 from agent_envs.integrations.hosting import make
@@ -68,11 +69,12 @@ class MixtureEnv(ToolEnv):
         self.weights: dict[str, float] = {}
         self.tasks: dict[str, ToolEnv] = {}
         self._with_format: set[str] = set()
+        kwargs |= {"render_mode": render_mode} if render_mode else {}  # not every task has the argument
         if tasks is not None and not isinstance(tasks, Mapping):
             raise ValueError(f"tasks must be ids with their weights, such as {json.dumps(_DEFAULT)}, got {tasks!r}")
         for id, requested in (_DEFAULT if tasks is None else tasks).items():
             weight, own = _weight_and_arguments(id, requested)
-            self.weights[id], self.tasks[id] = weight, make(id, **{**kwargs, **own, "render_mode": render_mode})
+            self.weights[id], self.tasks[id] = weight, make(id, **{**kwargs, **own})
             self._with_format |= {id} if "format" in own else set()
         if not self.tasks:
             raise ValueError("a mixture needs at least one task")
@@ -83,7 +85,9 @@ class MixtureEnv(ToolEnv):
         scripts = set.intersection(*(set(task.SCRIPTS) for task in self.tasks.values()))
         self.SCRIPTS = {name: partial(_delegate, name=name) for name in sorted(scripts)}  # type: ignore[misc]
         self._places = _interleave({id: len(task.questions or ()) for id, task in self.tasks.items()})
-        if all(task.questions is not None for task in self.tasks.values()):
+        if all(
+            isinstance(question, Question) for task in self.tasks.values() for question in task.questions or (None,)
+        ):
             pairs = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
             # Two tasks may have questions with the same id, and scores are kept by id.
             self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in pairs)
@@ -95,6 +99,7 @@ class MixtureEnv(ToolEnv):
     parse, render, anchor, active_env = map(_of_current, ("parse", "render", "anchor", "active_env"))
     state_text, describe_instance = map(_of_current, ("state_text", "describe_instance"))
     found_evidence = _of_current("found_evidence")
+    members = property(lambda self: self.tasks)
     fits = property(lambda self: self.current.fits, lambda self, value: setattr(self.current, "fits", value))
     # The largest of all tasks, because the next task is not known.
     max_turns = property(lambda self: max(task.max_turns for task in self.tasks.values()), lambda self, value: None)

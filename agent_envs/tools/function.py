@@ -226,8 +226,18 @@ def _drop_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
 def _as_result(value: Any) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)  # no JSON form: a tool failure
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_to_json_types)
+    except ValueError as error:  # which would be the agent's mistake
+        raise TypeError(f"what the function returned has no JSON form: {error}") from error
     return ToolResult(text, data=value)
+
+
+def _to_json_types(value: Any) -> Any:
+    """Convert a pydantic model, dataclass, set, date, … or a value of NumPy. Raises TypeError or ValueError for others."""
+    import pydantic_core
+
+    return value.tolist() if hasattr(value, "tolist") else pydantic_core.to_jsonable_python(value)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

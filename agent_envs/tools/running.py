@@ -7,9 +7,10 @@ from itertools import groupby
 from threading import Thread
 from typing import Any, Protocol
 
-from agent_envs.tools.function import ToolError
+from agent_envs.tools.function import FunctionTool, ToolError
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
+from retrieval_index.printable import encodable, map_texts
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent reads, unless the tool sets another bound
 UNANSWERED = 3  # consecutive calls with a ConnectionError, after which the rest of a batch fails
@@ -20,9 +21,10 @@ class Tool(Protocol):
     """Base of the tools that an agent can call.
 
     Optional attributes:
-        batch_key: calls of tools with equal keys run in order; consecutive calls of one tool run as one batch. By default each
-            tool object is its own key. Tools that change the same state share a key, such as the environment.
-        interchangeable: tools of one name and batch key can replace each other, so calls of several environments make one batch.
+        batch_key: calls of tools with equal keys run in order. By default each tool object is its own key. Tools that change the
+            same state share a key, such as the environment.
+        interchangeable: tools of one name and batch key can replace each other: consecutive calls, also of several environments,
+            make one batch. If it raises an error, its calls are run again one by one.
         io_bound: calls wait for a process or server, and run in a thread parallel to those of other batch keys.
         max_output: characters of a result that the agent reads.
     """
@@ -43,7 +45,7 @@ class Tool(Protocol):
         ...
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Return the results of calls, in order. The arguments fit the schema; a vector of environments makes one batch."""
+        """Return the results of calls, in order: of one call unless the tool is ``interchangeable``. Arguments fit the schema."""
         ...
 
 
@@ -98,7 +100,7 @@ def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
 
 
 def _executor(tool: Tool) -> Hashable:
-    """Return a key of the tool: consecutive calls in a queue with equal keys make one batch."""
+    """Return a key of the tool: consecutive calls in a queue with equal keys are run together."""
     return tool.name if getattr(tool, "interchangeable", False) else id(tool)
 
 
@@ -109,11 +111,14 @@ def _run_queue(queue: _Queue, results: dict[int, ToolResult]) -> None:
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """Run a batch; if it fails, run its calls one by one, so that only the call at fault fails."""
-    outcome = _attempt(tool, arguments)
+    """Run calls of a tool as a batch; if it fails, run them one by one, so that only the call at fault fails. Calls that may have
+    effects are not run twice: they are run one by one from the start."""
+    outcome: list[ToolResult] | BaseException = RuntimeError("not run")
+    if len(arguments) == 1 or isinstance(tool, FunctionTool) or getattr(tool, "interchangeable", False):
+        outcome = _attempt(tool, arguments)
     if isinstance(outcome, list):
         return outcome
-    found, unanswered = [], 0
+    found, unanswered = list[ToolResult](), 0
     for one in arguments:
         if len(arguments) > 1 and unanswered < UNANSWERED:
             outcome = _attempt(tool, [one])
@@ -148,14 +153,6 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
 def _with_unicode(call: ToolCall) -> ToolCall:
     """Replace lone surrogates in the arguments, so that they can be sent, stored and printed."""
     try:
-        return replace(call, arguments=_replace_surrogates(call.arguments))
+        return replace(call, arguments=map_texts(call.arguments, encodable))
     except RecursionError:  # the check of the arguments reports this to the agent
         return call
-
-
-def _replace_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_replace_surrogates(name): _replace_surrogates(inner) for name, inner in value.items()}
-    return [_replace_surrogates(inner) for inner in value] if isinstance(value, list) else value

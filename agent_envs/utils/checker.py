@@ -13,9 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 
@@ -165,7 +164,14 @@ def _check_observation(env: ToolEnv, where: str, observation: str) -> None:
 def _check_metrics(env: ToolEnv, steps: int, seed: int) -> None:
     """Check that an episode ends with ``PRIMARY_METRIC``; warn of metrics that the reward reads and no turn reports."""
     reported, own = set[str](), vars(env).get("evaluate_turn")
-    env.evaluate_turn = partial(_evaluate_and_note, reported, env.evaluate_turn)  # type: ignore[method-assign]
+    evaluate = env.evaluate_turn
+
+    def evaluate_and_note(turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
+        outcome = evaluate(turn, results, done)
+        reported.update(outcome.metrics)
+        return outcome
+
+    env.evaluate_turn = evaluate_and_note  # type: ignore[method-assign]
     try:
         happened = [turn for turn in _roll_out_randomly(env, steps, seed, sampled=0.7) if len(turn) > 2]
         last = [info for *_, terminated, truncated, info in happened if terminated or truncated]
@@ -182,14 +188,6 @@ def _check_metrics(env: ToolEnv, steps: int, seed: int) -> None:
     if missing and reported:  # a mixture reports none: its tasks are checked separately
         told = f"the reward reads metrics that no turn of this check reports: {', '.join(sorted(missing))}"
         warnings.warn(told, stacklevel=2)
-
-
-def _evaluate_and_note(
-    reported: set[str], evaluate: Callable[..., TurnOutcome], turn: Turn, results: list[ToolResult], done: bool
-) -> TurnOutcome:
-    outcome = evaluate(turn, results, done)
-    reported.update(outcome.metrics)
-    return outcome
 
 
 def _check_arguments(env: ToolEnv, steps: int, seed: int) -> None:

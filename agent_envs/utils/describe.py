@@ -1,13 +1,10 @@
 """A page about a task: an episode as the model reads and writes it, rewards and arguments."""
 
-import importlib
 import inspect
 import json
 import re
 import textwrap
 from typing import Any
-
-import gymnasium
 
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.tool_env import ToolEnv
@@ -29,18 +26,12 @@ def page(id: str, kwargs: dict[str, Any] | None = None, script: str = "", seed: 
     env = make_tool_env(id, **(kwargs or {}))
     script = script or ("oracle" if "oracle" in env.SCRIPTS else next(reversed(list(env.SCRIPTS)), ""))
     episode = transcript(env, script, seed)
-    weights = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
+    shares = {} if env in env.members.values() else getattr(env, "weights", {})  # of a mixture
+    weights = ", ".join(f"`{id}` ({weight:g})" for id, weight in shares.items())
     mixture = f"Tasks, by weight: {weights}. The episode below is of the one that seed {seed} draws." if weights else ""
     agent = f"The {script} agent, seed {seed}" if script else f"The first observation, seed {seed}"
     budget = f"{agent}; at most {env.max_turns} turns, {env.max_calls} calls a turn."
     return assemble(id, type(env), kwargs, about, [mixture], f"{budget}\n\n{fence(episode)}", str(env.reward))
-
-
-def page_of_class(id: str, episode: str = "") -> str:
-    """The page of a task that cannot be made because a package is missing; ``episode`` was recorded elsewhere."""
-    module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
-    task = getattr(importlib.import_module(module), name)
-    return assemble(id, task, None, "", [], episode, str(task.REWARD))
 
 
 def assemble(

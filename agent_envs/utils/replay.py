@@ -13,7 +13,6 @@ from typing import Any
 
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import CUT
 from agent_envs.utils.view import find_file, read_entries
 
 Record = Mapping[str, Any]
@@ -83,8 +82,7 @@ def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> 
             break
         if place == len(turns) and record["truncated"]:
             env.fits = lambda *_: False  # truncated perhaps by the context length of its model
-        cut = (CUT.error or "") in turn["observation"]
-        observation, reward, terminated, truncated, info = env.step(turn["action"], cut=cut)
+        observation, reward, terminated, truncated, info = env.step(turn["action"], cut=turn.get("cut", False))
         total, done = total + reward, terminated or truncated
         for name in sorted({**turn["reward_terms"], **info["reward_terms"]}):
             before, now = turn["reward_terms"].get(name, 0.0), info["reward_terms"].get(name, 0.0)

@@ -33,7 +33,7 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
 
     Returns:
         Its turns: dicts with ``observation`` (what the agent read), ``action``, ``reward``, ``terminated``,
-        ``truncated``, ``next_observation`` and the entries of the info.
+        ``truncated``, ``next_observation`` and the other entries of the info.
     """
     observation, _ = env.reset(seed=seed, options=options)
     agent, reply = script(env, random.Random(f"script:{seed}")), None
@@ -42,7 +42,7 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
         action = env.format.write(_next(agent, reply, len(episode)))
         following, reward, terminated, truncated, info = env.step(action)
         happened = {"observation": observation, "action": action, "reward": reward, "terminated": terminated}
-        episode.append({**happened, "truncated": truncated, "next_observation": following, **info})
+        episode.append({**info, **happened, "truncated": truncated, "next_observation": following})
         if terminated or truncated or info["tool_faults"]:
             return episode
         observation = reply = following
@@ -91,15 +91,15 @@ class EpisodeRecorder:
             for c, r, text in zip(turn.calls, results, texts, strict=True)
         ]
         new = [now and not earlier for now, earlier in zip(self._found, before, strict=True)]
-        found = [name for name, is_new in zip(self.instance["supporting"], new, strict=True) if is_new]
+        found = [name for name, is_new in zip(self.instance["supporting"], new, strict=False) if is_new]
         return {"calls": calls, "found": found, "invalid": turn.is_mistake, "cut": turn.cut}
 
 
 def begin(
     envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = (), as_seeds: bool = False
 ) -> tuple[tuple[str, ...], Info]:
-    """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
-    ``as_seeds``: the numbers are seeds, even if there are ``questions``.
+    """Start numbered instances in the first environments of a vector: by ``reset(seed=n)``, and if the task has ``questions``,
+    with the option ``question``. ``as_seeds``: without it.
     ``attempts``: number of each rollout among those of its instance, from 0; it seeds random outcomes after the start."""
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
@@ -107,7 +107,7 @@ def begin(
     if any(attempts) and envs.envs[0].TAKES_NOISE_SEED:
         options["noise_seed"] = [*attempts, *[0] * (total - count)]
     if envs.envs[0].questions is not None and not as_seeds:
-        return envs.reset(options=options | {"question": padded})
+        options["question"] = padded
     return envs.reset(seed=padded, options=options)
 
 
@@ -127,8 +127,10 @@ def sample_instances(env: ToolEnv, count: int) -> list[int]:
 
 def is_drawn(env: ToolEnv) -> bool:
     """Whether the questions of a task are in random order already; for a mixture, those of all its tasks."""
-    tasks = getattr(env, "tasks", None) or {"": env}
-    return all(getattr(getattr(task, "task", task), "drawn", True) for task in tasks.values())
+    tasks = env.members.values()
+    return all(
+        getattr(task, "drawn", getattr(getattr(task, "task", None), "drawn", task.questions is None)) for task in tasks
+    )
 
 
 def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0) -> list[list[Info]]:
@@ -166,9 +168,10 @@ def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMak
             seen |= {"tools": format.schemas(), "chat": [*read, format.message(actions[i])]}
             came = {"reward": float(rewards[i]), "next_observation": observations[i]}
             came["recorded"] = recorders[i].record_turn()
-            info = info_of(infos, i) | {"terminated": bool(terminated[i])}
+            came["terminated"] = bool(terminated[i])
             begun = {} if episodes[i] else {"instance": recorders[i].instance}
-            episodes[i].append({**seen, **came, **info, **begun})
+            info = info_of(infos, i)
+            episodes[i].append({**info, **seen, **came, **begun})
             if terminated[i] or truncated[i] or info["tool_faults"]:  # no script has to cope with a broken tool
                 running.remove(i)
             else:

@@ -7,6 +7,7 @@ in docs/tasks/baselines.json, so that ``--episodes 0`` writes pages without roll
 page keeps its episode.
 """
 
+import importlib
 import json
 import re
 import warnings
@@ -21,7 +22,7 @@ import agent_envs
 from agent_envs.data.catalog import CATALOG
 from agent_envs.integrations.hosting import make
 from agent_envs.utils.baselines import run_baselines, table
-from agent_envs.utils.describe import fence, page, page_of_class
+from agent_envs.utils.describe import assemble, fence, page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "tasks"
@@ -110,6 +111,13 @@ def write_page(file: str, rows: list[dict]) -> str:
         there = (DOCS / file).read_text(encoding="utf-8") if (DOCS / file).is_file() else ""
         episode = re.search(r"^## An episode\n\n(.*?)\n\n## ", there, flags=re.DOTALL | re.MULTILINE)
         return page_of_class(id, episode[1] if episode else "")
+
+
+def page_of_class(id: str, episode: str = "") -> str:
+    """The page of a task that cannot be made because a package is missing; ``episode`` was recorded elsewhere."""
+    module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
+    task = getattr(importlib.import_module(module), name)
+    return assemble(id, task, None, "", [], episode, str(task.REWARD))
 
 
 def shorten_prompt(text: str) -> str:

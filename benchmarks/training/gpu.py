@@ -372,6 +372,7 @@ def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> Non
                 found = ours.recv() if is_alive else {"error": f"stopped after {seconds:.0f} s"}
             except EOFError:
                 is_alive, found = False, {"error": "its process ended"}
+            is_alive = is_alive and "error" not in found  # a fault may have spoiled the process, or kept its memory
             save(names.pop(0), found | {"part_s": time.monotonic() - begin})
             seconds = 0.0
         process.kill()  # the remaining parts of a group get a new process

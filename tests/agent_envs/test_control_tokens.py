@@ -1,6 +1,7 @@
 """What outside text cannot do: by kind of chat template, no place where it enters can forge a control token; and the ids of a
 conversation are those of its rendering."""
 
+import copy
 import functools
 
 import pytest
@@ -9,6 +10,7 @@ from toy_tools import STRING, tool
 
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
+from agent_envs.formats.dialects import to_tool_call
 from agent_envs.stopping import StopChecker
 from agent_envs.types import ToolCall, ToolResult, Turn
 
@@ -153,7 +155,45 @@ def test_what_ends_a_message_in_a_channel_does_not_end_the_turn():
 def test_an_end_of_a_turn_is_no_part_of_its_text():
     for kind in KINDS:
         chat = chat_of(kind)
-        assert all(chat.decode([*chat.encode("Zug"), end]).strip() == "Zug" for end in chat.end_ids)
+        for read in (chat.decode, chat.decode_text):
+            said = [read([*chat.encode("Zug"), end]).removeprefix(chat.opened_thought) for end in chat.end_ids]
+            assert all(text.strip() == "Zug" for text in said)
+
+
+def test_a_switch_of_the_template_is_not_found_in_a_closing_tag():
+    """SmolLM3's template looks for "/think" in the system message, and removes it."""
+    tokenizer = copy.deepcopy(make_tokenizer("plain"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'system' %}{{ 'Think: ' ~ ('/think' in m.content) }} "
+        "{{ m.content.replace('/think', '') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = ChatTokens(tokenizer, end_ids("plain"))
+    told = [
+        chat.tokenizer.decode(chat.prompt_ids(f"Think in <think></think>.{switch}", "Where?"))
+        for switch in ("", " /think")
+    ]
+    assert "Think: False Think in <think></think>." in told[0] and "Think: True Think in <think></think>." in told[1]
+
+
+def test_a_strict_template_gets_results_for_rejected_calls_and_no_empty_turn():
+    """As Mistral's, which counts no turns with calls among those that must alternate."""
+    tokenizer = copy.deepcopy(make_tokenizer("mistral"))
+    tokenizer.chat_template = (
+        "{% set seen = namespace(turns=0) %}{% for m in messages %}{% if m.role in ('user', 'assistant') and not m.tool_calls %}"
+        "{% if m.role == 'assistant' and not m.content %}{{ raise_exception('an empty turn') }}{% endif %}"
+        "{% if (m.role == 'user') != (seen.turns % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set seen.turns = seen.turns + 1 %}{% endif %}{% endfor %}" + tokenizer.chat_template
+    )
+    chat = ChatTokens(tokenizer, end_ids("mistral"))
+    calls = [to_tool_call("search", {"query": word}, f"call_{word}") for word in "ab"]
+    context = [
+        {"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "user", "content": "Too many calls."}, {"role": "assistant", "content": ""},
+        {"role": "user", "content": "Write a turn."},
+    ]  # fmt: skip
+    text = tokenizer.decode(chat.prompt_ids("Be brief.", context))
+    assert text.count("Too many calls.") == 2 and text.endswith("Write a turn.[/INST]")
 
 
 def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():

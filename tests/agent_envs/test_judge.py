@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import threading
 import warnings
 from functools import partial
 
@@ -11,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from agent_envs.integrations.episode import Episode, step_all
 from agent_envs.judge import Judge
 
 
@@ -23,12 +25,15 @@ class Endpoint:
     def __init__(self):
         self.replies, self.asked, self.keys, self.paths, self.refused = ["yes"], [], [], [], ()
         self.url = f"http://judge-{next(self.numbers)}/v1"
+        self.together: threading.Barrier | None = None
 
     @property
     def prompts(self) -> list[str]:
         return [request["messages"][0]["content"] for request in self.asked]
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.together:
+            self.together.wait()
         self.asked.append(json.loads(request.content))
         self.keys.append(request.headers["Authorization"])
         self.paths.append(request.url.path)
@@ -133,6 +138,23 @@ def test_equal_questions_are_asked_once_of_each_model(endpoint, judge):
     assert pickle.loads(pickle.dumps(judge))("Who?", ["Ann"], "Bob") == 0.0 and len(endpoint.asked) == 3
     assert Judge(endpoint.url, "large")("Who?", ["Ann"], "Bob") == 1.0 and endpoint.asked[-1]["model"] == "large"
     assert judge("Who?", ["Cal"], "Bob") == 0.0 and len(endpoint.asked) == 5  # another reference answer
+
+
+@pytest.mark.parametrize("how", ["vector", "episodes"])
+def test_answers_of_several_environments_are_judged_at_once(endpoint, how):
+    endpoint.together = threading.Barrier(2, timeout=30)  # each reply waits for another request
+    options = {"judge": {"url": endpoint.url, "model": "small", "retries": 0}, "entities": 60, "questions": 50}
+    seeds, answers = (1, 1, 2), ["<answer>Oslo</answer>"] * 3
+    if how == "vector":
+        vector = gymnasium.make_vec("AgentR1/MiniWiki-v0", num_envs=3, **options)
+        vector.reset(seed=seeds)
+        assert vector.step(answers)[4]["judged"].tolist() == [1.0, 1.0, 1.0]
+    else:
+        episodes = [Episode("AgentR1/MiniWiki-v0", **options) for _ in seeds]
+        for episode, seed in zip(episodes, seeds, strict=True):
+            episode.start(seed)
+        assert [reply.metrics["judged"] for reply in step_all(episodes, answers)] == [1.0, 1.0, 1.0]
+    assert len(endpoint.asked) == 2  # two have the same question
 
 
 def test_the_key_comes_from_the_environment(endpoint, monkeypatch):

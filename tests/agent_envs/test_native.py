@@ -314,6 +314,7 @@ def test_thoughts_of_cohere():
     read = dialect.read(thought + call, TOOLS)
     assert (read.thoughts, [made.arguments for made in read.calls], read.text) == (["I wonder"], [{"query": "a"}], "")
     assert find_thought(thought, None, ()) == dialect.family.thought
+    assert find_thought("… '<seed:think>' … '</seed:think>'", None, ()) == ("<seed:think>", "</seed:think>")
 
 
 def test_what_would_be_read_as_something_else_is_not_taught():

@@ -101,8 +101,9 @@ def test_the_fields_of_a_row(tmp_path):
         {"question": "Who?", "answer": "Ada", "answers": ["Ada", "A."], "golden_answers": "A. | L", "aliases": ["Love"],
          "answer_aliases": ["Countess"], "question_id": 7},
         {"question": "Where?", "answers": {"text": ["Oslo"], "answer_start": [3]}, "context": "In Oslo.", "title": "B"},
-        {"question": "Which?", "answers": "Bo | Bob", "supporting_titles": "A | B",
+        {"question": "Which?", "answers": "Bo | Bob", "supporting_titles": "A | B | A",
          "paragraphs": [{"title": "A", "text": "Forty-two."}, {"title": "B", "text": "In Oslo."}]},
+        {"question": "How small?", "answers": [5e-5, 0.1]},
     ]  # fmt: skip
     found = load_own(write(tmp_path / "rows.jsonl", rows), split="validation", holdout=1)
     assert [q.golds for q in found.questions] == [
@@ -111,9 +112,12 @@ def test_the_fields_of_a_row(tmp_path):
         ("Ada", "A.", "L", "Love", "Countess"),
         ("Oslo",),
         ("Bo", "Bob"),
+        ("0.00005", "0.1"),
     ]
     assert found.questions[0].type == "date" and found.questions[2].id == "7"
-    assert found.questions[4].supporting_titles == ("A", "B") and len(found.questions[4].supporting_paragraphs) == 2
+    assert found.questions[4].supporting_titles == ("A", "B", "A")
+    keys = found.questions[4].supporting_paragraphs
+    assert keys[0] == keys[2] != keys[1] and len(keys) == 3
     assert [p.title for p in found.passages] == ["Ada was born in 1921.", "A", "B"]
 
 
@@ -168,6 +172,16 @@ def test_what_the_rows_say_is_held_out(tmp_path, corpus):
         both(write(tmp_path / "mixed.jsonl", [rows[0], QUESTIONS[1]]), corpus=corpus)
     with pytest.raises(ValueError, match="no question to train on"):
         both(write(tmp_path / "held.jsonl", rows[1:]), corpus=corpus)
+
+
+def test_a_file_of_a_folder_is_what_its_name_says(tmp_path, corpus):
+    write(tmp_path / "held" / "test.jsonl", QUESTIONS)
+    for holdout in (0, 1):
+        assert len(load_own(tmp_path / "held", split="validation", corpus=corpus, holdout=holdout).questions) == 3
+    with pytest.raises(ValueError, match="no question to train on"):
+        load_own(tmp_path / "held", split="train", corpus=corpus)
+    write(tmp_path / "taught" / "train.jsonl", QUESTIONS)
+    assert [len(part.questions) for part in both(tmp_path / "taught", corpus=corpus)] == [2, 1]
 
 
 def test_what_is_in_both_splits_is_left_out_of_training_with_a_warning(tmp_path, corpus):

@@ -15,7 +15,7 @@ from agent_envs.vector import ToolVectorEnv
 class Counted(Echo):
     """Counts its batches."""
 
-    batches = 0
+    batches, interchangeable = 0, True
 
     def execute_batch(self, arguments):
         self.batches += 1

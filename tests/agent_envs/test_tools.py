@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import enum
 import threading
@@ -9,6 +10,7 @@ import time
 from functools import partial
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -105,6 +107,32 @@ def test_arguments_that_do_not_fit_are_not_passed_on():
     for arguments, problem in WRONG:
         result = one(FunctionTool(book), **arguments)
         assert not result.ok and not result.fault and problem in result.text
+
+
+@dataclasses.dataclass
+class Room:
+    number: int
+    free: set[str]
+
+
+def test_what_is_no_json_itself_but_has_a_json_form():
+    loop = []
+    loop.append(loop)
+    values = {
+        "room": Room(3, {"May"}),
+        "count": np.int64(4),
+        "days": [datetime.date(2031, 6, 15), np.array([1.5])],
+        "loop": loop,
+    }
+
+    def f(what: str):
+        """returns things."""
+        return values.get(what, object())
+
+    shown = {name: one(FunctionTool(f), what=name) for name in (*values, "no")}
+    assert shown["room"].text == '{"number": 3, "free": ["May"]}' and shown["room"].data is values["room"]
+    assert (shown["count"].text, shown["days"].text) == ("4", '["2031-06-15", [1.5]]')
+    assert shown["loop"].fault and shown["no"].fault and "has no JSON form" in shown["loop"].text
 
 
 def test_what_a_function_returns_and_raises():
@@ -207,6 +235,7 @@ class Batches:
     """A tool of somebody's whose batches fail, or are no results; ``asked``: how large each was."""
 
     name, description, parameters = "ask", "asks.", {"type": "object", "properties": {"x": {}}}
+    interchangeable = True
 
     def __init__(self):
         self.asked = []
@@ -230,6 +259,10 @@ def test_a_broken_call_hurts_only_itself_and_a_server_that_is_gone_is_not_waited
     assert tool.asked == [50, 1, 1, 1]
     words = ["down", "down", "up", "down", "up"]
     assert [result.ok for result in ask(tool, *words)] == [word == "up" for word in words]
+    tool = Batches()
+    tool.interchangeable = False  # then each call may have effects, and is run once
+    assert [result.ok for result in ask(tool, *words)] == [word == "up" for word in words] and tool.asked == [1] * 5
+    assert not any(result.ok for result in ask(tool, *["down"] * 50)) and tool.asked == [1] * 8
 
 
 class Meal(enum.Enum):

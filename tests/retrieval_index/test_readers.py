@@ -281,6 +281,12 @@ def test_a_folder_is_read_by_name(tmp_path, passages):
     (tmp_path / "more").mkdir()
     (tmp_path / "1.tsv").rename(tmp_path / "more" / "1.tsv")
     assert list(read_passages(tmp_path)) == passages[50:] + passages[:50]
+    for name in ("one.md", "two.md"):
+        (tmp_path / "more" / name).write_text("a note")
+    with pytest.warns(
+        UserWarning, match=r"its tables are read, and 3 files are not, such as 'README.md': keep notes in"
+    ):
+        assert list(read_passages(tmp_path)) == passages[50:] + passages[:50]
     (tmp_path / "LICENSE").write_text("a file that is perhaps a corpus is not passed over")
     with pytest.raises(ValueError, match="LICENSE: cannot tell the format"):
         read_passages(tmp_path)

@@ -98,6 +98,17 @@ def test_a_rewritten_context_is_a_conversation_of_its_own(export):
     assert [message.get("weight") for message in second] == [None, None, 0, None, None]
 
 
+def test_a_turn_of_a_program_that_was_cut_is_not_taught(export):
+    (turn,) = episode(1)["turns"][-1:]
+    turns = [turn | {"message": place, "cut": place == 2} for place in (2, 4)]
+    messages = [
+        SYSTEM, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "It is"}, {"role": "user", "content": "On."},
+        {"role": "assistant", "content": "two"},
+    ]  # fmt: skip
+    (line,) = read(export([episode(1, messages=messages) | {"turns": turns}]))
+    assert [message.get("weight") for message in line["messages"]] == [None, None, 0, None, None]
+
+
 def test_function_calls_keep_their_results(export):
     calls = [{"id": n, "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}} for n in "ab"]
     back = [{"role": "tool", "tool_call_id": n, "name": "search", "content": n} for n in "ab"]

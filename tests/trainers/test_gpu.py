@@ -143,6 +143,10 @@ def test_a_step_that_cannot_be_captured(make_policy_on, monkeypatch):
     assert all(len(completion.tokens) for completion in done.values())
     assert engine.runner.graphs.count == 0
     assert torch.rand(3, device="cuda").shape == (3,)
+    torch.empty(2**30, dtype=torch.uint8, device="cuda")  # freed at once, but cached
+    cached = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= cached - 2**30
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from agent_envs.integrations import hosting
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import TurnOutcome
+from agent_envs.types import Turn, TurnOutcome
+from agent_envs.utils.scripts import is_drawn, roll_out, roll_out_many
+from agent_envs.vector import ToolVectorEnv
 from trainers import grpo
+from trainers.evaluation.naive_rag import can_be_searched_for
 from trainers.factory import make_envs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +59,46 @@ class Plain(ToolEnv):
         return TurnOutcome({"success": float(turn.answer == str(self.number))})
 
 
+class Odd(Plain):
+    """Uses names that mean something in this suite, ignores the reset's options, and does not follow what the agent finds."""
+
+    SCRIPTS: ClassVar = {name: lambda env, rng: iter_turns(env) for name in ("random", "scripted")}
+    questions, tasks, weights = ("a", "b", "c"), ("a list",), (1.0,)
+
+    def evaluate_turn(self, turn, results, done):
+        said = {"action": "other", "observation": "other", "reward": 7.0, "instructions": "other"}
+        return TurnOutcome({"success": float(turn.answer == str(self.number))}, said)
+
+    def describe_instance(self):
+        return {"supporting": ["a book", "a page"]}
+
+
+def iter_turns(env):
+    yield Turn(answer=str(env.number))
+
+
+def test_names_of_a_task_replace_nothing_that_is_learned_from():
+    envs = ToolVectorEnv(Odd, 2)
+    played = [turns for _ in range(2) for turns in roll_out_many(envs, [0, 1], Odd.SCRIPTS["scripted"])]
+    for (turn,) in (*played, roll_out(Odd(), Odd.SCRIPTS["scripted"], seed=0)):
+        assert (
+            turn["action"].startswith("<answer>") and turn["observation"].startswith("It is ") and turn["reward"] == 1.0
+        )
+    assert [turns[0]["recorded"]["found"] for turns in played] == [[]] * 4
+    numbers = [turns[0]["observation"] for turns in played]
+    assert numbers[:2] == numbers[2:], "the numbers of questions seed what ignores them"
+    assert not is_drawn(Odd()) and not can_be_searched_for(Odd())
+
+
+@pytest.mark.parametrize("name", ["context", "valid", "turns", "tool_faults"])
+def test_names_that_each_info_has_are_refused(name, monkeypatch):
+    monkeypatch.setattr(Plain, "evaluate_turn", lambda *_: TurnOutcome({"success": 0.0}, {name: 1}))
+    env = Plain()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=rf"evaluate_turn reports \['{name}'\], but ToolEnv has"):
+        env.step("x")
+
+
 @pytest.fixture
 def plain():
     gymnasium.register("Mine/Plain-v0", entry_point=Plain)
@@ -67,6 +111,8 @@ def test_one_without_arguments_has_splits_and_a_vector(plain):
     asked = [envs.reset(seed=[0, 1, 2])[0] for envs in (train, held_out)]
     assert not set(asked[0]) & set(asked[1]) and train.spec is not None
     assert hosting.make(plain, split="validation").reset(seed=0)[0] == asked[1][0]
+    mixed = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": {plain: 1}}), "train", 1)
+    assert mixed.reset(seed=0)[0][0].startswith("It is ")  # it has no render_mode
     with pytest.raises(ValueError, match="split must be 'train' or 'validation', got 'test'"):
         make_envs(plain, "{}", "test", 1)
 

@@ -141,7 +141,8 @@ class CallLog:
         """Add a call and the answer to the trajectory. ``error``: why its turn is malformed, or ""."""
         latest, trajectory = (self._answered[-1] if self._answered else None), self.trajectory
         known = call.row.shown if call.row is not None else []
-        call.shown = [*known, *(self._escape(_shown(each)) for each in call.messages[len(known) :]), _shown(message)]
+        told = [self._escape(_shown(each, place)) for place, each in enumerate(call.messages) if place >= len(known)]
+        call.shown = [*known, *told, _shown(message)]
         # A row that other calls have interrupted is shown from its beginning.
         new = call.shown[len(known) if call.row is latest else 0 : -1]
         self.rows += call.starts
@@ -259,7 +260,7 @@ class Session(CallLog):
             return self.policy.conversation_ids(call.messages, tools)
 
     def _has_stop(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
-        return find_end(self.policy.decode_action(tokens), stop) is not None
+        return find_end(self.policy.decode_text(tokens), stop) is not None
 
     def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
         """Read a sampled turn as the API's message; return it, and why it is malformed, or "". A stop string, and what follows
@@ -268,11 +269,12 @@ class Session(CallLog):
         if call.tools and policy.dialect is not None and not was_cut and not stopped:
             message = policy.read_turn(tokens, call.tools)
             error = str(message.pop("error", ""))
+            message.pop("unfinished", None)
             for place, made in enumerate(message.get("tool_calls") or ()):
                 if made["id"] == f"call_{place}":  # clients tell calls of different turns apart by their ids
                     made["id"] = f"call_{call.place}_{place}"
             return message, error
-        text, error = policy.decode_action(tokens), ""
+        text, error = policy.decode_text(tokens), ""
         if stopped:
             text = cut_at(text, call.stop)
         try:
@@ -310,9 +312,11 @@ def _new_turn() -> dict[str, Any]:
     return {"reward": 0.0, "reward_terms": {}, "calls": [], "found": [], "next_observation": ""}
 
 
-def _shown(message: Message) -> Message:
+def _shown(message: Message, place: int = 0) -> Message:
+    """A message for records, where a system message marks the beginning of a row: a later one has the role "developer"."""
     kept = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-    return {name: message[name] for name in kept if message.get(name)} | {"content": message.get("content") or ""}
+    shown = {name: message[name] for name in kept if message.get(name)} | {"content": message.get("content") or ""}
+    return shown | ({"role": "developer"} if place and message["role"] == "system" else {})
 
 
 def _key_of(message: Message) -> _Key:

@@ -11,6 +11,7 @@ Refusals are {"error": {"message", "code"}}. A chat stream is sent when its turn
 
 import asyncio
 import json
+import math
 import secrets
 import threading
 import time
@@ -112,8 +113,8 @@ def make_app(find: Find) -> FastAPI:
     @app.post("/v1/reward")
     async def reward(request: Request) -> Response:
         callee, body = find_callee(find, _key_of(request)), await read_json(request)
-        if not isinstance(value := body.get("reward"), int | float):
-            raise CallRefused(400, f"reward must be a number, got {value!r}")
+        if not isinstance(value := body.get("reward"), int | float) or not math.isfinite(value):
+            raise CallRefused(400, f"reward must be a finite number, got {value!r}")
         callee.reward(float(value))
         return JSONResponse({})
 
@@ -222,7 +223,8 @@ def _read_message(message: Mapping[str, Any]) -> Message:
 
 def write_completion(turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
     """Write a turn as the answer to a chat request."""
-    message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+    absent = None if turn.message.get("tool_calls") else ""
+    message = turn.message | {"content": turn.message["content"] or absent, "refusal": None}
     choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": None}
     return _head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)}
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from agent_envs.generators.instances import check_choice, choose_instance, digest
 from agent_envs.rewards import Metric, Reward
-from agent_envs.tool_env import ToolEnv
+from agent_envs.tool_env import OWN_ENTRIES, ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from trainers.runtime.errors import UserError
 
@@ -80,6 +80,8 @@ def _read_outcome(value: Any) -> Outcome:
     outcome = value if isinstance(value, Mapping) else {"reward": value}
     metrics = dict(outcome.get("metrics") or {})
     numbers = {"reward": outcome.get("reward"), **metrics}
+    if taken := OWN_ENTRIES & metrics.keys():
+        raise ValueError(f"rename the metrics {sorted(taken)}: each episode reports its own of these names")
     if wrong := [n for n, value in numbers.items() if not isinstance(value, Real) or not math.isfinite(value)]:
         raise TypeError(f"{wrong[0]} must be a finite number, got {numbers[wrong[0]]!r:.100}")
     floats = {name: float(number) for name, number in metrics.items() if name != "score"}

@@ -1,7 +1,9 @@
 """Tasks as programs get them, and the episodes in which programs solve them."""
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -17,8 +19,8 @@ from trainers.trajectory import Trajectory
 Log = TypeVar("Log", bound=CallLog)
 
 
-class Task:
-    """A task as a program gets it: ``task["question"]`` and its other fields.
+class Task(Mapping[str, Any]):
+    """A task as a program gets it: ``task["question"]``, ``task.get("hint")`` and its other fields.
 
     Attributes:
         tools: the environment's tools as functions, each with its ``schema`` for the API.
@@ -32,6 +34,14 @@ class Task:
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
+
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
     def reward(self, value: float) -> None:
         """Add a reward to the latest call."""
@@ -71,7 +81,8 @@ class Episode(Generic[Log]):
     """An episode of a program in an environment.
 
     Attributes:
-        running, waiting, since: whether the program runs, how many of its calls wait, and when it began or its latest call ended.
+        running, waiting, since: whether the program runs, how many of its calls wait, and when it began or its latest call, of
+            the policy or a tool, ended.
         ended: the trajectory is complete.
         submit: function that has a call answered.
         cancel: function that ends the program, as far as possible.
@@ -103,7 +114,7 @@ class Episode(Generic[Log]):
         env = self.env
         if name not in env.tools:
             raise LookupError(f"there is no tool {name!r}; there are: {', '.join(env.tools)}")
-        with self._lock:
+        with self._lock, self._active():
             if self.ended or self._done:
                 return "The episode has ended."
             most = math.inf if env.max_total_calls is None else env.max_total_calls
@@ -113,6 +124,15 @@ class Episode(Generic[Log]):
                 return "No call is left: give the answer."
             self._step(Turn(calls=(ToolCall(name, dict(arguments)),)))
             return "The episode has ended." if self.ended else "\n".join(env.feedback)
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """The program is at work before and after a call of a tool."""
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.since = time.monotonic()
 
     def finish(self, result: Any, score: Callable[..., Any] | None) -> None:
         """End with what the program returned. Raises ValueError or TypeError if that is no valid result."""

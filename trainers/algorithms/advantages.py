@@ -100,12 +100,14 @@ def reinforce_plus_plus(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.
 
 @torch.no_grad()
 def reinforce_plus_plus_baseline(
-    rewards: torch.Tensor, mask: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
-) -> torch.Tensor:
+    rewards: torch.Tensor, mask: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None,
+    returns: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Return minus the group's mean, whitened over tokens: REINFORCE++-baseline (Hu 2025).
 
     Float [N, A]. The paper adds `trainers.algorithms.losses.kl_k2` to the loss. A group of equal returns gets exact zeros only if
     every group has equal returns: tokens are centred on the mean of the batch.
     """
-    centred = group_advantage(episode_returns(rewards, mask, valid), groups, valid=valid)
+    returns = episode_returns(rewards, mask, valid) if returns is None else returns
+    centred = group_advantage(returns, groups, valid=valid)
     return whiten(to_tokens(centred, mask), own_tokens(rewards, mask, valid))

@@ -77,6 +77,7 @@ def gigpo(
     step_weight: float = 1.0,
     scale_by_std: bool = False,
     valid: torch.Tensor | None = None,
+    whole: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Advantages of episodes and of turns in the same state: GiGPO (Feng et al. 2025).
 
@@ -91,10 +92,11 @@ def gigpo(
             group are one state; ``None`` is a state of its own, and has only A_episode.
         step_weight: ω.
         scale_by_std: divide both by their group's standard deviation; the paper has both forms (F_norm = σ or 1).
+        whole: the returns of whole episodes, float [N], if they hold more than ``rewards``.
     """
     own = own_tokens(rewards, mask, valid)
     exact = rewards.double()  # so that equal returns do not differ by the order of their rewards
-    whole = episode_returns(exact, mask, valid).to(rewards.dtype)
+    whole = episode_returns(exact, mask, valid).to(rewards.dtype) if whole is None else whole
     of_episodes = group_advantage(whole, groups, scale_by_std, valid)
     returns, taken = turn_returns(exact, turns, mask, gamma, valid)
     returns = returns.to(rewards.dtype)

@@ -28,22 +28,29 @@ def make_card(
 ) -> str:
     """Make the text of the card of the checkpoint ``folder`` of a ``run``, with the ``summary`` of a finished run.
     ``base_model``: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model."""
-    env, algorithm, step = arguments["env"], str(arguments["algorithm"]), STEP_FOLDER.fullmatch(folder)
+    env, algorithm, step = (
+        _without_folders(arguments["env"]),
+        str(arguments["algorithm"]),
+        STEP_FOLDER.fullmatch(folder),
+    )
     kwargs = json.loads(arguments["env_kwargs"])
     which = f"after {step[1]} updates" if step else "that did best on held-out questions"
     given = f" with `{json.dumps(_without_folders(kwargs), ensure_ascii=False)}`" if kwargs else ""
     interface = {"tasks": kwargs["tasks"]} if "tasks" in kwargs else {}  # a mixture needs them
     interface |= select_interface(arguments["env_kwargs"])
     use = f" --env-kwargs {shlex.quote(json.dumps(interface, ensure_ascii=False))}" if interface else ""
+    what, command = "a [Gymnasium](https://gymnasium.farama.org) environment of text", "trainers.play"
+    if env.endswith(".jsonl"):
+        what, command = "a file of tasks for a program", f"trainers.evaluate --agent {shlex.quote(arguments['agent'])}"
     parts = [
         f"---\n{_describe_metadata(arguments, base_model)}\n---",
         f"# {_describe_model(arguments, base_model)}, trained with {algorithm.upper()}",
         f"A language model that uses tools over many turns. The weights {which}.",
-        f"## Task\n\n`{env}`{given}, a [Gymnasium](https://gymnasium.farama.org) environment of text.",
+        f"## Task\n\n`{env}`{given}, {what}.",
         _describe_evaluation(run, folder, summary or {}),
         f"## Command\n\n{_write_command(arguments)}",
         "## Use\n\n```bash\npip install agent-r1-envs\n"
-        f"python -m trainers.play --checkpoint FOLDER_OR_ID --env {env}{use}\n```\n\n"
+        f"python -m {command} --checkpoint FOLDER_OR_ID --env {env}{use}\n```\n\n"
         "Give the environment the arguments that the model was trained with: they decide what it reads.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

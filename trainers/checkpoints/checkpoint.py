@@ -119,6 +119,8 @@ def load_state(
     if len(saved) != len(optimizers):
         raise UserError(f"{folder} holds the states of {len(saved)} optimizers, got {len(optimizers)}")
     for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
+        for group, own in zip(optimizer_state["param_groups"], optimizer.param_groups, strict=False):
+            group |= {"fused": own["fused"]} if "fused" in own else {}  # the device may be of another kind than before
         optimizer.load_state_dict(fsdp.shard_state(optimizer_state, optimizer))
     modules = modules or {}
     if set(modules) != set(state["modules"]):

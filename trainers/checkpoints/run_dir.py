@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,13 @@ def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     tables.print_table(rows, console)
     files = "report.html, summary.json, learning_curve.png, metrics.jsonl, episodes.jsonl, checkpoints"
     console.print(f"Everything is in {run}: {files}.", markup=False, highlight=False)
+    with suppress(integrity.CheckpointDamaged, OSError, LookupError):  # what is missing was deleted by hand
+        best = checkpoint.read_extra(run / BEST)["best"]["update"]
+        if best != (last := checkpoint.step_of(integrity.step_folders(run)[0])):
+            told = (
+                f"The table has the weights after {last} updates. --checkpoint {run} takes {BEST}, from update {best}."
+            )
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _draw_curve(run: Path, summary: dict) -> None:

@@ -76,7 +76,8 @@ def _list_tasks(env: str, env_kwargs: str) -> set[str]:
     from agent_envs.registration import full_id
 
     tasks = json.loads(env_kwargs or "{}").get("tasks") if "Mixture" in env else None
-    return {full_id(env), *map(full_id, tasks or ())}
+    name = Path(env).name if env.endswith(".jsonl") else full_id(env)  # an export does not say where a file was
+    return {name, *map(full_id, tasks or ())}
 
 
 def list_changed(args: Any) -> list[str]:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trainers.engines.kv_cache import KVCache
 from trainers.models.llama_parts import Parts, add_and_normalize, head_norms, signed_sine
-from trainers.models.lora import merged_weight
+from trainers.models.lora import base_weight, joined_adapters, merged_weight
 from trainers.models.products import linear, pack
 
 if TYPE_CHECKING:
@@ -29,15 +29,17 @@ PROJECTIONS = {
 
 
 class CastWeights:
-    """Linear layers in the precision of the matrix products, with LoRA adapters merged into them, at fixed addresses.
+    """Linear layers in the precision of the matrix products, with LoRA adapters joined to them, at fixed addresses.
 
     Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
+    In float32 adapters are merged into the weights. In bfloat16 that would round away most of an adapter that has just begun to
+    learn: there B A x is added, with the A and B of layers with the same input joined.
 
     Args:
         dtype: precision of the products. Plain weights that already have it are not copied.
-        merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
+        merges: whether adapters are joined; otherwise they are called as they are, which takes no memory.
         stacks: whether layers with the same input are stacked into one product, if their weights are copied.
-        packs: whether all of them are merged and stacked, and their weights copied by `products.pack`.
+        packs: whether all of them are joined and stacked, and their weights copied by `products.pack`.
     """
 
     @torch.no_grad()
@@ -53,19 +55,31 @@ class CastWeights:
         self._copied: list[torch.nn.Module] = []
         self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first layer of a stack
         self._packed: list[list[torch.nn.Module]] = []
+        self._added: dict[
+            torch.nn.Module, list[torch.Tensor]
+        ] = {}  # A and B, by the first of layers with the same input
+        self._frozen = set[torch.nn.Module]()  # all layers of these
         for modules in (modules for layer in self._modules for modules in layer.values()):
+            if merges and dtype != torch.float32 and (joined := joined_adapters(modules)):
+                self._added[modules[0]] = [factor.detach().to(dtype, copy=True) for factor in joined]
+                self._frozen |= set(modules)
             if packs and self._pack(modules):
                 self._packed.append(modules)
                 continue
             for module in modules:
                 is_plain = type(module) is torch.nn.Linear
-                if known := merged_weight(module) if is_plain or merges else []:
-                    copies = not is_plain or known[0].dtype != dtype
+                if known := self._read(module) if is_plain or merges else []:
+                    is_stacked = stacks and len(modules) > 1
+                    copies = known[0].dtype != dtype or (not is_plain and (module not in self._frozen or is_stacked))
                     self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
                     if copies:
                         self._copied.append(module)
             if stacks and len(modules) > 1 and set(modules) <= set(self._copied):
                 self._stack(modules)
+
+    def _read(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Return the weight, and the bias if there is one, that the layer has here."""
+        return base_weight(module) if module in self._frozen else merged_weight(module)
 
     def _stack(self, modules: list[torch.nn.Module]) -> None:
         """Put the weights of layers into one tensor, and their biases into another; those of each layer become views."""
@@ -79,7 +93,7 @@ class CastWeights:
 
     def _pack(self, modules: list[torch.nn.Module]) -> bool:
         """Stack and pack the current weights; return whether that was possible."""
-        known = [merged_weight(module) for module in modules]
+        known = list(map(self._read, modules))
         if not all(known) or len({len(each) for each in known}) > 1:  # not all of them have a bias
             return False
         weight, *bias = (torch.cat(parts).detach().to(self.dtype) for parts in zip(*known, strict=True))
@@ -90,24 +104,36 @@ class CastWeights:
     def refresh(self) -> None:
         """Merge and round the current weights."""
         for modules in self._packed:
-            self._pack(modules)
+            if modules[0] not in self._added:
+                self._pack(modules)
         for module in self._copied:
-            for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
-                copy.copy_(new)
+            if module not in self._frozen:
+                for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
+                    copy.copy_(new)
+        for modules in (modules for layer in self._modules for modules in layer.values()):
+            if copies := self._added.get(modules[0]):
+                for copy, new in zip(copies, joined_adapters(modules), strict=True):
+                    copy.copy_(new)
 
     @property
     def nbytes(self) -> int:
         """The size of the copies, in bytes."""
         packed = sum(self._stacked[modules[0]][0].nbytes for modules in self._packed)
+        packed += sum(factor.nbytes for factors in self._added.values() for factor in factors)
         return packed + sum(self._weights[module][0].nbytes for module in self._copied)
 
     def __call__(self, number: int, name: str, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the outputs of the linear layers ``PROJECTIONS[name]`` in decoder layer ``number`` for their common input."""
-        modules = self._modules[number][name]
+        modules, added = self._modules[number][name], None
+        sizes = [cast(int, module.out_features) for module in modules]
+        if modules[0] in self._added:
+            down, up = self._added[modules[0]]
+            added = linear(linear(x, down), up)
         if modules[0] in self._stacked:
-            sizes = [cast(int, module.out_features) for module in modules]
-            return list(linear(x, *self._stacked[modules[0]]).split(sizes, -1))
-        return [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
+            joined = linear(x, *self._stacked[modules[0]])
+            return list((joined if added is None else joined + added).split(sizes, -1))
+        found = [linear(x, *self._weights[module]) if module in self._weights else module(x) for module in modules]
+        return found if added is None else [own + more for own, more in zip(found, added.split(sizes, -1), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from trainers.runtime.distributed import memory_share
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
-# Of the device's memory. Buffers up to this size stay while the policy is trained: on a GPU graphs read them, and on a CPU
-# new memory has to be cleared. Larger buffers are made again for each rollout.
+# Of the memory that this process has or can have. Buffers up to this size stay while the policy is trained: on a GPU graphs
+# read them, and on a CPU new memory has to be cleared. Larger buffers are made again for each rollout.
 KEPT_FRACTION = 0.1
-MERGED_FRACTION = 0.2  # of a GPU's memory: the most that merged and stacked copies of all weights may take
+MERGED_FRACTION = 0.2  # of that of a GPU: the most that merged and stacked copies of all weights may take
 
 Draw = Callable[[torch.Tensor], torch.Tensor]
 
@@ -122,7 +122,7 @@ class ModelRunner:
         self._kv_cache, self._weights, self._head = KVCache(self._on_gpu), None, []
 
     def _has_room_to_merge(self) -> bool:
-        """Whether merged copies of all weights are small compared with the device's memory."""
+        """Whether copies of all weights, with adapters merged or stacked, are small compared with the memory there is."""
         size = sum(parameter.numel() for parameter in self._policy.model.parameters()) * self._policy.dtype.itemsize
         share = MERGED_FRACTION if self._on_gpu else KEPT_FRACTION / 2
         return size <= share * _device_memory(self._policy.device)
@@ -237,7 +237,7 @@ class ModelRunner:
 
 
 def _device_memory(device: torch.device) -> int:
-    """Return the total memory of a GPU, or this process's share of that of a CPU, in bytes."""
+    """Return the memory that this process has of a device or can have, beside other processes, in bytes."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return memory_share()

@@ -55,7 +55,9 @@ class VLLMEngine:
         self._open: dict[str, tuple[int, OpenTurn]] = {}  # by request
         # vLLM seeds the process that it starts in, which the trainer has seeded already.
         with torch.random.fork_rng(), _hide_module("llvmlite.binding.ffi"):
+            precision = torch.get_float32_matmul_precision()  # vLLM sets another one on a GPU
             self._engine = self._start(policy, kv_gib)
+        torch.set_float32_matmul_precision(precision)
         self.max_length = min(policy.max_length, self._engine.model_config.max_model_len)  # which fits into kv_gib
         self._sync_weights = WeightSync(policy.model, self._load)
         self.reset()
@@ -139,12 +141,16 @@ class WeightSync:
 
     def __call__(self) -> None:
         """Load the weights if they have changed."""
-        # The bits of each tensor, added up as integers: floats would round small updates away.
-        sums = [p.detach().flatten().view(torch.int16).sum(dtype=torch.int64) for p in self._model.parameters()]
-        now = torch.stack(sums).tolist()
+        now = torch.stack([_sum_bits(parameter.detach()) for parameter in self._model.parameters()]).tolist()
         if now != self._loaded:
             self._load(checkpoint_weights(self._model))
             self._loaded = now
+
+
+def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Add up the bits of a tensor as integers, in parts that take little memory. Floats would round small updates away."""
+    parts = tensor.flatten().view(torch.int16).split(2**24)
+    return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
 
 
 def checkpoint_weights(model: PreTrainedModel) -> Iterable[tuple[str, torch.Tensor]]:

@@ -237,6 +237,7 @@ def _make_turn(turn: Mapping[str, Any]) -> dict:
     return {
         "message": turn["message"], "action": turn["action"], "calls": turn["calls"],
         "observation": turn["next_observation"], "found": turn["found"], "invalid": turn["invalid"],
+        "cut": bool(turn.get("cut")),
         "reward": float(turn["reward"]), "reward_terms": {n: float(v) for n, v in turn["reward_terms"].items()},
         "advantage": turn.get("advantage"),
     }  # fmt: skip

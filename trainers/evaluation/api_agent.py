@@ -247,7 +247,7 @@ class ApiAgent:
         if self.temperature is not None:
             options["temperature"] = self.temperature
         longest = [options.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-        if limit := self.max_new_tokens or longest[0] or longest[1]:
+        if limit := min(filter(None, (self.max_new_tokens, *longest)), default=None):
             is_new = longest[0] is not None or "completion tokens" in quirks
             options["max_completion_tokens" if is_new else "max_tokens"] = limit
         return options

@@ -1,12 +1,16 @@
 """Run policies and scripted agents on numbered instances, usually held-out ones, and summarise their episodes."""
 
 import hashlib
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from agent_envs import scoring
+from agent_envs.integrations.hosting import HostedEnv
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tool_env import ToolEnv
@@ -25,6 +29,7 @@ from trainers.runtime.errors import UserError
 from trainers.trajectory import Trajectory
 
 Row = dict[str, object]
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, different in each process
 _HASHED = 1_000_000  # the most passages of a corpus that is hashed; larger ones take minutes to read
 
 
@@ -172,13 +177,17 @@ def complete(infos: list[dict], finished: Sequence[bool]) -> list[dict]:
 
 
 def data_digest(env: ToolEnv) -> str:
-    """Return a fingerprint of a split's questions and of the corpus (unless it is too large or on a server); "" if instances
-    are made from seeds."""
+    """Return a fingerprint of a split's questions, of the corpus (unless it is too large or on a server), and of the file of a
+    task from outside of this suite; "" if there is none of them."""
     if isinstance(env, MixtureEnv):
         return "".join(map(data_digest, env.tasks.values()))
-    if env.questions is None:
+    code, task = b"", type(env.hosted.unwrapped if isinstance(env, HostedEnv) else env)
+    if not task.__module__.startswith(("agent_envs.", "trainers.")):
+        with suppress(TypeError, OSError):  # it was typed into a shell
+            code = Path(inspect.getfile(task)).read_bytes()
+    if env.questions is None and not code:
         return ""
-    found = hashlib.sha256(repr(env.questions).encode())
+    found = hashlib.sha256(code + _ADDRESS.sub("", repr(env.questions)).encode())
     corpus = getattr(env.task.searcher, "corpus", None) if isinstance(env, QAEnv) else None  # None for a server
     if corpus is not None and len(corpus) <= _HASHED:
         found.update(corpus.fingerprint.encode())
@@ -207,6 +216,7 @@ def load_agent(
         folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template,
         thinking=thinking or saved.get("thinking", "auto"),
     )  # fmt: skip
+    policy.stop = tuple(saved.get("stop", ()))
     policy.check_turn_length(max_new_tokens or 0)
     longest = max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))
     if (budget := policy.thought_tokens or 0) >= longest:

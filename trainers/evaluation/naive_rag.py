@@ -24,8 +24,7 @@ _NO_ANSWER = "unknown"
 
 def can_be_searched_for(env: ToolEnv) -> bool:
     """Whether each episode is a question about a corpus, with a turn left after a search; for a mixture, in all its tasks."""
-    tasks = getattr(env, "tasks", None) or {"": env}
-    return all(isinstance(task, QAEnv) and task.max_turns > 1 for task in tasks.values())
+    return all(isinstance(task, QAEnv) and task.max_turns > 1 for task in env.members.values())
 
 
 def run_naive_rag(

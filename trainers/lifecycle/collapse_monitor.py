@@ -186,7 +186,7 @@ def mutual_information(policy: Policy, trajectories: list[Trajectory], args: Tra
     The proxy of RAGEN-2, from one episode of each of the first N groups, at most `PROMPTS`. l_ij is the mean over the tokens
     of turn i of log p(token | prompt j); a sum would reach log N as soon as one token names its prompt. Near log N, the maximum,
     each prompt has its own answer. Near 0 the same template answers all prompts, which entropy does not show. None if fewer
-    than N prompts differ, as the maximum must stay the same.
+    than N prompts differ, as the maximum must stay the same, or if a turn after another's prompt is too long for the model.
     """
     by_prompt: dict[tuple[int, ...], Step] = {}
     for trajectory in (t for t in trajectories if t.steps and not t.failed):
@@ -194,6 +194,9 @@ def mutual_information(policy: Policy, trajectories: list[Trajectory], args: Tra
     firsts = list(by_prompt.values())[:PROMPTS]
     count = len(firsts)
     if count < max(2, min(PROMPTS, len({t.group for t in trajectories}))):
+        return None
+    longest = max(len(step.prompt) for step in firsts) + max(len(step.tokens) for step in firsts)
+    if longest > policy.max_length:  # a model with learned positions would fail
         return None
     pairs = [replace(turn, prompt=other.prompt) for turn in firsts for other in firsts]
     batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)

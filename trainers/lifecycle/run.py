@@ -134,7 +134,10 @@ class Run:
     ):  # fmt: skip
         self.args, self.folder, self.updates, self.evaluation = args, folder, updates, evaluation
         self.policy, self.sampler, self.optimizer = policy, sampler or policy, optimizer
-        self.modules, self.extra = modules or {}, {"format": self.sampler.format} | (extra or {})
+        self.modules, self.extra = (
+            modules or {},
+            {"format": self.sampler.format, "stop": self.sampler.stop} | (extra or {}),
+        )
         if isinstance(self.policy, ShardedPolicy):
             self.policy.shard([optimizer], self.modules.values())
         self.full_rates = [group["lr"] for group in optimizer.param_groups]  # before resume sets scheduled ones

@@ -6,6 +6,7 @@ The adapter is put into the model in place, so the model keeps its class and is 
 import copy
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -128,20 +129,43 @@ def make_reference(policy: Policy) -> Policy:
 def merged_weight(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return a linear layer's weight with its active adapters added in float32, and its bias if it has one. The list
     is empty for a layer of another kind, or an adapter that is not plain LoRA."""
-    if type(module) is torch.nn.Linear:
-        return [module.weight, *([] if module.bias is None else [module.bias])]
-    adapted = cast(Any, module)
-    base = getattr(module, "base_layer", None)
-    if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
-        return []
-    active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
-    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
-        return []
-    weight = base.weight.float()
+    if type(module) is torch.nn.Linear or not (known := base_weight(module)):
+        return base_weight(module)
+    adapted, (weight, *bias) = cast(Any, module), known
+    weight = weight.float()
     with torch.autocast(weight.device.type, enabled=False):
-        for name in set(active) & set(adapted.lora_A):
+        for name in () if adapted.merged or adapted.disable_adapters else _active(adapted):
             weight = weight + adapted.get_delta_weight(name)
-    return [weight, *merged_weight(base)[1:]]
+    return [weight, *bias]
+
+
+def base_weight(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return a linear layer's weight without adapters, and its bias if it has one; [] as `merged_weight` does."""
+    adapted, base = cast(Any, module), getattr(module, "base_layer", module)
+    if type(base) is not torch.nn.Linear or (base is not module and not hasattr(module, "get_delta_weight")):
+        return []
+    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in _active(adapted)):
+        return []
+    return [base.weight, *([] if base.bias is None else [base.bias])]
+
+
+def joined_adapters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return A [r, in] and B [out, r] of all adapters of layers with a common input x, so that B A x is what these add to the
+    layers' joined outputs. [] if there is none, or one that is not plain LoRA."""
+    if not all(map(base_weight, modules)) or not any(hasattr(module, "base_layer") for module in modules):
+        return []
+    down, up = list[torch.Tensor](), list[torch.Tensor]()
+    for module in cast("Sequence[Any]", modules):
+        names = _active(module)
+        scale = 0.0 if names and (module.merged or module.disable_adapters) else 1.0
+        own = [module.lora_B[name].weight * (scale * module.scaling[name]) for name in names]
+        down += [module.lora_A[name].weight for name in names]
+        up.append(torch.cat([torch.zeros((module.out_features, 0), device=base_weight(module)[0].device), *own], 1))
+    return [torch.cat(down), torch.block_diag(*up)] if down else []
+
+
+def _active(module: Any) -> list[str]:
+    return [name for name in dict.fromkeys(getattr(module, "active_adapters", ())) if name in module.lora_A]
 
 
 def _inject(model: PreTrainedModel, config: Any) -> None:

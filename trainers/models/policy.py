@@ -39,6 +39,7 @@ class Policy(ChatTokens):
         super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids], thinking)
         self.thought_tokens = int(thinking) if thinking.isdecimal() else None
         self.format: str | None = None  # that `choose_format` was given or found
+        self.stop: tuple[str, ...] = ()  # strings that end its turns
         # Without dropout: it would make the policies of a rollout and of its update differ.
         self.model, self.dtype = model.eval(), dtype
         if self.pad_id >= cast(torch.Tensor, model.get_input_embeddings().weight).shape[0]:

@@ -113,11 +113,13 @@ def prepare_batch(
     size = len(trajectories)
     rewards = pack(batch.rewards, batch, size)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=policy.device)
-    in_reward = kl is not None and not kl.in_loss  # the rewards then hold the penalty
+    mask = pack(batch.mask, batch, size)
+    if kl is not None and not kl.in_loss:  # the rewards then hold the penalty, but an episode without a turn has none
+        returns = torch.where(mask.any(1), rewards.sum(1), returns)
     packed = PackedTrajectories(
-        returns=rewards.sum(1) if in_reward else returns,
+        returns=returns,
         rewards=rewards,
-        mask=pack(batch.mask, batch, size),
+        mask=mask,
         turns=pack(batch.turns, batch, size, fill=-1),
         groups=torch.tensor([t.group for t in trajectories], device=policy.device),
         valid=valid,

@@ -64,6 +64,10 @@ class Dispatcher:
         """Answer calls until all callers have ended."""
         while True:
             arrived = self._collect(callers)
+            if self._open and len(self._seen) > 2 * max(KEPT, len(callers)):  # until the memory can be freed
+                with self.changed:
+                    self._arrived += arrived
+                arrived = []
             self._begin(arrived)
             if self._open:
                 with self.timing.measure("decode"):

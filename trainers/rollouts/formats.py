@@ -12,7 +12,7 @@ from trainers.runtime.integrity import is_checkpoint
 
 
 def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVectorEnv) -> None:
-    """Set the format of environments, and ``policy.format``, which its checkpoints keep.
+    """Set the format of environments, and ``policy.format`` and ``policy.stop``, which its checkpoints keep.
 
     The first that applies: the format in ``env_kwargs``; the one that the policy was trained with; function calls, if the chat
     template and the tasks support them; the environments' own format.
@@ -34,6 +34,7 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
             reason, policy.format = str(problem), None
             for env in envs:
                 env.use_format(None)
+    policy.stop = vectors[0].envs[0].stop
     names = _names(vectors)
     if "native" in names and policy.dialect is None:
         raise UserError(

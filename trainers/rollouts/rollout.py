@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
+import jinja2
+
 from agent_envs.context import Messages
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import EpisodeRecorder, begin
@@ -116,7 +118,10 @@ class _Episode:
             new = self.policy.observation_ids(self.format.messages(observation), self.sampled, self.tools)
             length = len(self.context) + len(self.sampled) + len(new)
         else:
-            length = len(self.policy.prompt_ids(self.instructions, rewritten, self.tools))
+            try:
+                length = len(self.policy.prompt_ids(self.instructions, rewritten, self.tools))
+            except jinja2.TemplateError:  # the chat template refuses what the model has written
+                return False
         return length + turn <= max_length
 
     def observe(

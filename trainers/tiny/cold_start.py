@@ -164,8 +164,7 @@ def run_cold_start(
 def _find_cache_folder(envs: ToolVectorEnv, seed: int, steps: int, demonstrator: Demonstrator) -> Path | None:
     """Return the cache folder of a cold start; None for a task from outside of this suite, whose code may change."""
     task = envs.envs[0]
-    tasks = getattr(task, "tasks", None) or {"": task}
-    if envs.spec is None or not all(type(one).__module__.startswith("agent_envs.") for one in tasks.values()):
+    if envs.spec is None or not all(type(one).__module__.startswith("agent_envs.") for one in task.members.values()):
         return None
     decisive = [
         envs.spec.id,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from agent_envs.data.question import Question
+from agent_envs.generators.instances import check_choice
 from agent_envs.generators.miniwiki import schema
 from agent_envs.generators.miniwiki.world import World, value_aliases
 
@@ -39,8 +40,7 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
     Raises:
         ValueError: for an unknown type, other hops, or a world that is too small or of a difficulty without such questions.
     """
-    if type not in TYPES:
-        raise ValueError(f"type must be one of {TYPES}, got {type!r}")
+    check_choice("type", type, TYPES)
     if type == "chain" and not 1 <= hops <= 3:
         raise ValueError(f"hops must be 1, 2 or 3, got {hops}")
     if type in ("bridge", "compositional") and not 2 <= hops <= 4:

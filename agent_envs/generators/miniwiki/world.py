@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import retrieval_index
-from agent_envs.generators.instances import check_integers
+from agent_envs.generators.instances import check_choice, check_integers
 from agent_envs.generators.miniwiki import names, schema
 from retrieval_index import Passage, Searcher
 
@@ -47,10 +47,8 @@ class World:
 
     def __init__(self, entities: int = 1000, seed: int = 0, split: str = "train", difficulty: str = "normal"):
         check_integers(50, entities=entities)
-        if split not in names.SPLITS:
-            raise ValueError(f"split must be one of {names.SPLITS}, got {split!r}")
-        if difficulty not in DIFFICULTIES:
-            raise ValueError(f"difficulty must be one of {tuple(DIFFICULTIES)}, got {difficulty!r}")
+        check_choice("split", split, names.SPLITS)
+        check_choice("difficulty", difficulty, tuple(DIFFICULTIES))
         self.seed, self.split, self.difficulty = seed, split, difficulty
         rng = random.Random(f"world:{seed}:{split}")
         taken: set[str] = set()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from trainers import evaluate, grpo, inputs, ppo
 from trainers.agents.programs import load_program
 from trainers.agents.task_file import find_function
+from trainers.checkpoints import checkpoint
 from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
@@ -67,6 +68,7 @@ def test_a_program_is_trained_resumed_and_recorded(short_run, tmp_path):
         assert [m["role"] for m in record["messages"]] == ["user", "assistant"] * 2
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["train/edits"] == 0 and lines[-1]["train/rows"] == 1 and lines[-1]["reward/program"] > 0
+    assert checkpoint.read_extra(out / "checkpoint-2")["stop"] == ["</search>", "</answer>"]  # `serve` ends turns there
     weights = load_file(out / "checkpoint-2" / "model.safetensors")
     shutil.rmtree(out / "checkpoint-2")
     again = grpo.main(short_run(grpo, agent=AGENT, resume=out, keep_episodes=6))

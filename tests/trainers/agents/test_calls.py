@@ -199,6 +199,24 @@ def test_a_record_shows_conversations_that_take_turns_one_after_the_other():
     assert session.rows == 2
 
 
+def test_later_instructions_are_no_other_context():
+    session, rule = start(), {"role": "system", "content": "Ask once."}
+    _, first = ask(session, [SYSTEM, rule, QUESTION], say(session, "one"))
+    ask(session, [*first.messages, {"role": "assistant", "content": "one"}, rule, QUESTION], say(session, "two"))
+    roles = [message["role"] for message in session.trajectory.messages]
+    assert roles == ["system", "developer", "user", "assistant", "developer", "user", "assistant"] and session.rows == 1
+
+
+def test_the_marks_of_calls_reach_a_program_that_reads_them_itself():
+    session, said = start(), '<tool_call>\n{"name": "search"}\n</tool_call>'
+    turn, _ = ask(session, [QUESTION], session.policy.tokenizer(said).input_ids)
+    assert turn.message == {"role": "assistant", "content": said}
+    turn, _ = ask(
+        session, [SYSTEM, QUESTION], session.policy.tokenizer(f"{said} and on").input_ids, stop=("</tool_call>",)
+    )
+    assert turn.message["content"] == said.removesuffix("</tool_call>").strip()
+
+
 def test_arguments_that_are_nested_too_deeply_are_refused():
     session = start()
     made = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "[" * 100_000}}

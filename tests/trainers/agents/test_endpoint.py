@@ -69,6 +69,8 @@ def test_a_turn_comes_in_the_form_of_the_api(client, served):
     assert call.messages[0] == {"role": "system", "content": "ab"}
     assert (call.max_tokens, call.stop, call.temperature, call.tools) == (5, ("x",), 0.5, tools)
     assert not create(model="m", messages=HELLO, tools=tools, tool_choice="none").choices[0].message.tool_calls
+    empty = create(model="m", messages=[{"role": "user", "content": ""}]).choices[0].message
+    assert empty.content == "", "programs would fail on None, and so escape a penalty"
     assert [model.id for model in client.models.list()] == ["policy"]
 
 
@@ -90,6 +92,7 @@ def test_tools_and_rewards_of_the_episode(served):
     assert httpx.post(f"{url}/tools/add", json={"a": 1, "b": 2}, headers=headers).json() == {"result": "3"}
     assert httpx.post(f"{url}/tools/no", json={}, headers=headers).status_code == 404
     assert httpx.post(f"{url}/reward", json={"reward": 0.5}, headers=headers).status_code == 200
+    assert httpx.post(f"{url}/reward", content=b'{"reward": NaN}', headers=headers).status_code == 400
     assert callees["two"].paid == [0.5] and not callees["one"].paid
 
 

@@ -2,13 +2,14 @@
 
 import json
 import threading
+import time
 
 import pytest
 
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import Tool
 from agent_envs.types import ToolResult
-from agent_envs.utils.scripts import EpisodeRecorder
+from agent_envs.utils.scripts import EpisodeRecorder, is_drawn, sample_instances
 from trainers.agents.calls import CallLog
 from trainers.agents.programs import run_program
 from trainers.agents.task_file import TaskEnv
@@ -65,6 +66,7 @@ def begin(tmp_path):
         (lambda task: task.reward(float("nan")), None, "a reward must be a finite number, got nan"),
         (lambda task: {"reward": float("inf")}, None, "reward must be a finite number, got inf"),
         (lambda task: {"reward": 1, "metrics": {"length": "x"}}, None, "length must be a finite number, got 'x'"),
+        (lambda task: {"reward": 1, "metrics": {"turns": 2}}, None, "rename the metrics ['turns']"),
         (lambda task: "x", lambda task, result: None, "reward must be a finite number, got None"),
         (lambda task: "x", None, "nothing scores 'x': return {'reward': …}, or define reward(task, result)"),
         (lambda task: task.tools[0](), None, "IndexError"),
@@ -77,6 +79,14 @@ def test_a_result_that_is_none_fails_the_episode(begin, solve, reward, said):
     run_program(Program(solve, reward), task, episode)
     told = episode.trajectory.messages[-1]["content"]
     assert episode.ended and episode.trajectory.failed and said in told.splitlines()[-1]
+
+
+def test_a_task_is_a_mapping(begin, monkeypatch):
+    monkeypatch.setattr(Hangs, "execute_batch", lambda self, arguments: [ToolResult("soon")])
+    task, episode = begin()
+    assert task.get("hint", 3) == 3 and "question" in task and dict(task)["question"] == "x" and len(task) == 4
+    assert sample_instances(episode.env, 0) == [0] and not is_drawn(episode.env), "lines may be ordered by kind"
+    assert task.tools[0]() == "soon" and time.monotonic() - episode.since < 60, "a call of a tool is a sign of life"
 
 
 def test_a_tool_takes_no_more_arguments_than_it_has(begin):

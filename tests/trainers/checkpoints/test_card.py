@@ -54,6 +54,13 @@ def test_its_command_repeats_the_run(tmp_path, monkeypatch):
     assert json.loads(describe_arguments(again)) == json.loads(describe_arguments(ran))
 
 
+def test_a_run_of_a_program_names_its_file_and_how_to_evaluate_it():
+    ran = ARGUMENTS | {"env": "/home/me/tasks.jsonl", "env_kwargs": "{}", "agent": "mine:solve"}
+    written = card.make_card(ran, Path("none"), "best", None)
+    assert "/home/me" not in written and "`tasks.jsonl`, a file of tasks for a program." in written
+    assert "python -m trainers.evaluate --agent mine:solve --checkpoint FOLDER_OR_ID --env tasks.jsonl\n" in written
+
+
 def test_it_says_which_weights_were_evaluated(tmp_path):
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -178,6 +178,14 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path, to
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_continues_on_another_device_keeps_the_fast_optimizer_of_that(tmp_path, tokenizer):
+    model, _ = make(tokenizer)
+    made = [torch.optim.AdamW(model.parameters(), fused=fused) for fused in (None, True)]
+    checkpoint.save(tmp_path / "c", model=model, tokenizer=tokenizer, optimizers=made[:1], step=1, extra={})
+    checkpoint.load_state(tmp_path / "c", made[1:])
+    assert [optimizer.param_groups[0]["fused"] for optimizer in made] == [None, True]
+
+
 def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
     _, optimizers = save(tmp_path / "c", tokenizer, updates=1)
     with pytest.raises(ValueError, match="2 optimizers, got 1"):

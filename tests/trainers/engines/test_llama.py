@@ -12,6 +12,7 @@ from trainers.engines.engine import generate
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import llama_parts, products
+from trainers.models.hidden_states import round_frozen
 from trainers.models.lora import add_lora, trainable_parameters
 
 
@@ -38,6 +39,32 @@ def test_merged_adapters_follow_the_weights(make_policy):
     assert before == [weight.data_ptr() for own in (merged, stacked) for weight, *_ in own._weights.values()]
     assert stacked.nbytes == merged.nbytes > called.nbytes == 0
     assert len(stacked._stacked) == 2 * len(backbone.layers)
+
+
+@pytest.mark.parametrize("how", ["plain", "stacked", "packed"])
+def test_a_new_adapter_is_not_rounded_away(make_policy, monkeypatch, how):
+    """Each weight changes by less than bfloat16 tells apart; the products, which cancel each other without it, do not."""
+    monkeypatch.setattr(products, "MIN_WIDTH", 1)
+    if how == "packed" and not products.can_pack(torch.device("cpu"), torch.bfloat16, 1):
+        pytest.skip("this CPU has no bfloat16 products of oneDNN")
+    model = make_policy("bytes").model
+    add_lora(model, 2, 4)
+    round_frozen(model)
+    layer, x = model.base_model.layers[1].self_attn, torch.ones(3, 32, dtype=torch.bfloat16)
+    projections = layer.q_proj, layer.k_proj, layer.v_proj
+    for projection in projections:
+        projection.base_layer.weight.data.copy_(torch.tensor([0.01, -0.01]).repeat(16))
+        torch.nn.init.constant_(projection.lora_A["default"].weight, 0.1)
+    options = {"merges": True, "stacks": how == "stacked", "packs": how == "packed"}
+    weights, learned = llama.CastWeights(model.base_model, torch.bfloat16, **options), 0.00004
+    with torch.no_grad():
+        assert not torch.cat(weights(1, "qkv", x), -1).any()
+        for projection in projections:
+            projection.lora_B["default"].weight.fill_(learned)
+        weights.refresh()
+        found = torch.cat(weights(1, "qkv", x), -1).float()
+    expected = 32 * 0.1 * 2 * learned * 2  # inputs, A, rank, B, and alpha / rank
+    torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # without and with biases

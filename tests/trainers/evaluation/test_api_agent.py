@@ -193,6 +193,15 @@ def test_parameters_that_an_api_knows_by_other_names():
     assert chat.heard[-1]["max_completion_tokens"] == 77 and chat.heard[-1]["temperature"] == 0.3
 
 
+@pytest.mark.parametrize(
+    ("limit", "asked", "sent"), [(9, 5, 5), (9, 20, 9), (None, 20, 20), (9, None, 9), (None, None, None)]
+)
+def test_a_turn_is_as_long_as_the_shorter_of_two_limits(limit, asked, sent):
+    agent = ApiAgent("http://127.0.0.1:9/v1", "m", Origin(env=MINIWIKI, **ORIGIN), max_new_tokens=limit)
+    form = api_agent.Form(fields={} if asked is None else {"max_tokens": asked})
+    assert agent._options(form, frozenset()).get("max_tokens") == sent
+
+
 # -- what goes wrong on the way ----------------------------------------------------------------------------------------
 
 

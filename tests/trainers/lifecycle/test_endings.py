@@ -169,8 +169,10 @@ def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch
     train(eval_every=1, save_every=1, save_total_limit=1)
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == ["best", "checkpoint-3"]
     assert checkpoint.read_extra(tmp_path / "run" / "best")["best"]["update"] == 1
-    said = capsys.readouterr().err
+    printed, said = capsys.readouterr()
     assert "checkpoint-1 is removed" in said and "checkpoint-2 is removed" in said
+    last = "The table has the weights after 3 updates."
+    assert f"{last} --checkpoint {tmp_path / 'run'} takes best, from update 1." in " ".join(printed.split())
     with pytest.raises(ValueError, match="save_total_limit must be at least 1"):
         grpo.Args(save_total_limit=0)
 

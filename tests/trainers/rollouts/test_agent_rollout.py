@@ -1,5 +1,6 @@
 """Programs as agents: their episodes are those of the policy itself; who fails, fails alone; a seed gives one result."""
 
+import itertools
 import json
 import random
 import re
@@ -16,8 +17,8 @@ import torch
 from benchmarks.training.agents import SeededEngine
 from examples import openai_agent
 from trainers.agents import programs
-from trainers.agents.calls import Call, CallRefused
-from trainers.engines.engine import SamplingParams
+from trainers.agents.calls import ENDED, Call, CallRefused
+from trainers.engines.engine import Completion, SamplingParams
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_engine, make_envs
 from trainers.models.loading import load_policy
@@ -291,6 +292,57 @@ def test_a_call_of_an_ended_episode_is_refused():
     with pytest.raises(CallRefused, match="the episode of this key has ended") as refused:
         call.answer.result(0)
     assert refused.value.status == 403
+
+
+class Counts:
+    """An engine that answers one conversation in each round; ``known``: the most that it has held."""
+
+    max_length = 1000
+
+    def __init__(self):
+        self.open, self.held, self.known = {}, set(), 0
+
+    def reset(self):
+        assert not self.open
+        self.held.clear()
+
+    def submit(self, prompts, params, seeds):
+        self.open |= prompts
+        self.held |= prompts.keys()
+        self.known = max(self.known, len(self.held))
+
+    def wait(self):
+        number = next(iter(self.open))
+        del self.open[number]
+        return {number: Completion(tokens=[1], logprobs=[-1.0], finish_reason="stop")}
+
+
+def test_conversations_that_ended_do_not_fill_the_memory(monkeypatch):
+    """Programs that begin a conversation with each call, and of which some call wherever others end."""
+    monkeypatch.setattr(dispatcher, "KEPT", 4)
+    engine, numbers = Counts(), itertools.count()
+    calls = dispatcher.Dispatcher(engine, SamplingParams(max_new_tokens=1), Timing())
+
+    class Session:
+        def begin(self, call, *_):
+            call.number, call.prompt = next(numbers), [0]
+
+        def finish(self, call, completion):
+            caller = call.body["caller"]
+            caller.ended = caller.left == 0
+            if caller.left:
+                caller.left -= 1
+                calls.submit(caller, Call(messages=[], body={"caller": caller}))
+            return ENDED
+
+    callers = [
+        SimpleNamespace(number=n, ended=False, running=True, waiting=0, since=0.0, left=30, session=Session())
+        for n in range(3)
+    ]
+    for caller in callers:
+        calls.submit(caller, Call(messages=[], body={"caller": caller}))
+    calls.run(callers)
+    assert next(numbers) == 93 and engine.known <= 2 * 4 + 3
 
 
 def test_a_key_is_of_one_episode_while_it_runs(agent, wiki):

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from agent_envs.utils.view import say
-from retrieval_index.printable import printable
+from retrieval_index.printable import map_texts, printable
 from trainers.episodes.records import TOKENS_FILE, read_episodes
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
@@ -123,13 +122,13 @@ def _make_entry(record: Mapping, part: int, question: int) -> dict:
     score, kind = float(record.get("score") or 0), record.get("kind") or {}
     is_so = score >= 1, any(turn.get("invalid") for turn in turns), record.get("truncated"), record.get("failed")
     also = "key", "step", "phase", "env", "split", "instance", "sample", "id", "score_name", "return"
-    return clean({
+    return map_texts({
         **{name: record.get(name) for name in also}, "part": part, "question": question, "score": score,
         "text": text if len(text) <= _HEADING else f"{text[:_HEADING]} …", "agent": record.get("agent") or "",
         "table": bool(record.get("table")), "golds": [str(gold) for gold in record.get("golds") or []][:20],
         "kind": {name: str(value) for name, value in kind.items() if value not in (None, "")},
         "turns": len(turns), "flags": sum(1 << bit for bit, so in enumerate(is_so) if so),
-    })  # fmt: skip
+    }, printable)  # fmt: skip
 
 
 def _make_body(record: Mapping) -> dict:
@@ -147,7 +146,8 @@ def _make_body(record: Mapping) -> dict:
             turns[-1]["last"] = _cut(str(turn["observation"]))  # the observation after the last turn
     metrics = {k: round(v, 5) for k, v in (record.get("metrics") or {}).items() if isinstance(v, int | float)}
     also = ("supporting", "advantage", "prompt_tokens", "completion_tokens", "seconds", "tool_faults")
-    return clean({name: record.get(name) for name in also} | {"messages": messages, "turns": turns, "metrics": metrics})
+    body = {name: record.get(name) for name in also} | {"messages": messages, "turns": turns, "metrics": metrics}
+    return map_texts(body, printable)
 
 
 def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, str]:
@@ -156,7 +156,8 @@ def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, st
     for record in read_episodes(path, newest) if path.is_file() else ():
         if record["key"] in keys:
             try:
-                found[record["key"]] = json.dumps(clean([_make_runs(each) for each in record.get("sequences") or []]))
+                sequences = [_make_runs(each) for each in record.get("sequences") or []]
+                found[record["key"]] = json.dumps(map_texts(sequences, printable))
             except _UNREADABLE as error:
                 raise UserError(f"{path}: {record['key']!r} has invalid tokens: {error!r}") from None
     return found
@@ -185,15 +186,6 @@ def _cut(text: str) -> str:
         return text
     half = _LONGEST // 2
     return f"{text[:half]} … ({len(text) - 2 * half:,} more characters) … {text[-half:]}"
-
-
-def clean(value: Any) -> Any:
-    """Make every string in a value `printable`."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, Mapping):
-        return {printable(str(name)): clean(item) for name, item in value.items()}
-    return [clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def compress(text: str) -> str:

@@ -21,7 +21,7 @@ import jinja2
 
 from agent_envs.tasks.qa_data import STAND_IN
 from retrieval_index import durable
-from retrieval_index.printable import printable
+from retrieval_index.printable import map_texts, printable
 from trainers.episodes.records import EPISODES_FILE
 from trainers.episodes.report import episode_data, headline, tables
 from trainers.runtime.errors import UserError
@@ -112,13 +112,13 @@ def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_
     scripts = [(_ASSETS / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     styles = [(_ASSETS / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
-    cleaned = [episode_data.clean(to_json_types(dict(part))) for part in parts]
+    cleaned = [map_texts(to_json_types(dict(part)), printable) for part in parts]
     pairs = enumerate(zip(cleaned, parts, strict=True))
     shown = [own | {"table": _table(part), "number": i} for i, (own, part) in pairs]
     return _template().render(
         parts=shown, both=_table(_last_rows(parts)) if len(parts) > 1 else None, title=_title(shown),
         scripts=scripts, styles=styles, hashes=hashes, episodes=len(entries), left_out=left_out,
-        data=episode_data.compress(json.dumps(episode_data.clean(to_json_types(data)))),
+        data=episode_data.compress(json.dumps(map_texts(to_json_types(data), printable))),
         chunks=[chunk.bodies for chunk in chunks], tokens=[chunk.tokens for chunk in chunks],
     )  # fmt: skip
 

@@ -108,7 +108,8 @@ def list_columns(rows: Sequence[Mapping]) -> list[str]:
     intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
     own = [key for interval in intervals for key in (interval.removesuffix(_INTERVAL), interval)]
     kinds = dict.fromkeys(f"{_KINDS}{kind}" for row in rows for kind in row.get("kinds") or ())
-    return [*common[:1], *own, *common[1:], *kinds]  # the name comes first
+    rest = [key for key in common[1:] if key not in own]
+    return [*common[:1], *own, *rest, *kinds]  # the name comes first
 
 
 def is_kind(column: str) -> bool:
