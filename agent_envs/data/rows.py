@@ -96,6 +96,11 @@ def parse_row(record: Record) -> Parsed:
     kind = row.get("type", row.get("prop"))
     kind = None if kind is None else _text(kind, "type")
     question = Question(id, text, answer, tuple(aliases), kind, *_support(row, passages))
+    ids, own = _texts(row, "supporting_ids"), _ids_of_contexts(row, passages)
+    if ids and own.keys() >= {*ids}:  # passages of the row itself; others are those of a corpus
+        gold, ids = [own[id] for id in ids], []
+        titles, keys = tuple(p.title for p in gold), tuple(paragraph_key(p.text) for p in gold)
+        question = replace(question, supporting_titles=titles, supporting_paragraphs=keys)
     extra = row.get("extra_info")
     noted = str(extra.get("split")).lower() if isinstance(extra, Mapping) else None
     source = row.get("data_source") if "reward_model" in row else None
@@ -104,7 +109,7 @@ def parse_row(record: Record) -> Parsed:
         passages,
         split=_split(row),
         noted_split=noted if noted in TRAIN + HELD_OUT else None,
-        supporting_ids=_texts(row, "supporting_ids"),
+        supporting_ids=ids,
         benchmark=source.lower().removeprefix("searchr1_") if isinstance(source, str) else None,
     )
 
@@ -207,6 +212,17 @@ def _contexts(row: Mapping[str, Any]) -> list[Passage]:
         if name == "context":
             raise
         raise ValueError(f"{name!r}: expected texts, or objects with title and text, got {first!r:.80}") from None
+
+
+def _ids_of_contexts(row: Mapping[str, Any], passages: Sequence[Passage]) -> dict[str, Passage]:
+    """The passages in a row by the ids that it gives them."""
+    value: Any = next((row[name] for name in _CONTEXTS if name in row), [])
+    if not isinstance(value, list | tuple) or len(value) != len(passages):
+        return {}
+    pairs = [
+        (item.get("id"), passage) for item, passage in zip(value, passages, strict=True) if isinstance(item, Mapping)
+    ]
+    return {_text(id, "id"): passage for id, passage in pairs if not _is_absent(id)}
 
 
 def _support(row: Mapping[str, Any], passages: Iterable[Passage]) -> tuple[tuple[str, ...], tuple[str, ...]]:

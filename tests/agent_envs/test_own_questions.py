@@ -401,6 +401,15 @@ def test_supporting_ids_name_passages_of_an_index(tmp_path, corpus):
         load_own(path, split="validation", index="http://127.0.0.1:9", holdout=1)
 
 
+def test_supporting_ids_may_name_the_contexts_of_their_row(tmp_path):
+    contexts = [{"id": 7, "title": "T", "text": "Mira is mayor."}, {"id": "b", "text": "Nobody."}]
+    row = {"question": "Who?", "answer": "Mira", "contexts": contexts, "supporting_ids": ["7"]}
+    path = write(tmp_path / "my.jsonl", [row])
+    with warnings.catch_warnings(action="error"):
+        (question,) = load_own(path, split="validation", holdout=1).questions
+    assert question.supporting_titles == ("T",) and question.supporting_paragraphs == (paragraph_key("Mira is mayor."),)
+
+
 def test_supporting_ids_may_name_duplicates_also_of_a_corpus_that_is_indexed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_INDEXED_ONCE", 0)
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))

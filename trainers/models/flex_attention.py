@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from trainers.models.prefix_trees import PrefixTrees
 
@@ -80,3 +81,4 @@ def packed_attention(
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)  # for callers that pass padding

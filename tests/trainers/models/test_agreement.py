@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models import row_attention
+from trainers.models import flex_attention, row_attention
 from trainers.models.critic import Critic
 from trainers.models.hidden_states import choose_tree_attention, token_cost_of
 from trainers.models.lora import add_lora, trainable_parameters
@@ -157,7 +157,7 @@ def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make):
 
 
 def test_whoever_calls_the_model_with_padding_gets_its_mask(make):
-    """Also once its attention is that of rows."""
+    """Also once its attention is that of rows, or of trees in one row."""
     policy = make("llama")
     backbone = policy.model.base_model
     ids, mask = torch.tensor([[7, 7, 3, 4], [1, 2, 3, 4]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
@@ -165,5 +165,8 @@ def test_whoever_calls_the_model_with_padding_gets_its_mask(make):
         expected = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
         policy.tree_attention = "rows"
         policy.logprobs(batch_of([[5, 6, 7, 8], [5, 6, 9]]))
-        got = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()])
+        found = [backbone(input_ids=ids, attention_mask=mask).last_hidden_state]
+        backbone.config._attn_implementation = flex_attention.ATTENTION_NAME
+        found.append(backbone(input_ids=ids, attention_mask=mask).last_hidden_state)
+    for got in found:
+        torch.testing.assert_close(got[mask.bool()], expected[mask.bool()])
