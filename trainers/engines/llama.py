@@ -32,8 +32,8 @@ class CastWeights:
     """Linear layers in the precision of the matrix products, with LoRA adapters joined to them, at fixed addresses.
 
     Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
-    In float32 adapters are merged into the weights. In bfloat16 that would round away most of an adapter that has just begun to
-    learn: there B A x is added, with the A and B of layers with the same input joined.
+    In float32 adapters are merged into the weights. In bfloat16 that would round away a part of an adapter that has just begun to
+    learn, which training keeps: there B A x is added, with the A and B of layers with the same input joined.
 
     Args:
         dtype: precision of the products. Plain weights that already have it are not copied.
@@ -55,10 +55,9 @@ class CastWeights:
         self._copied: list[torch.nn.Module] = []
         self._stacked: dict[torch.nn.Module, list[torch.Tensor]] = {}  # by the first layer of a stack
         self._packed: list[list[torch.nn.Module]] = []
-        self._added: dict[
-            torch.nn.Module, list[torch.Tensor]
-        ] = {}  # A and B, by the first of layers with the same input
-        self._frozen = set[torch.nn.Module]()  # all layers of these
+        # A and B, by the first of layers with the same input; and all of these layers.
+        self._added: dict[torch.nn.Module, list[torch.Tensor]] = {}
+        self._frozen = set[torch.nn.Module]()
         for modules in (modules for layer in self._modules for modules in layer.values()):
             if merges and dtype != torch.float32 and (joined := joined_adapters(modules)):
                 self._added[modules[0]] = [factor.detach().to(dtype, copy=True) for factor in joined]
