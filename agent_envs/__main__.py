@@ -235,6 +235,8 @@ def _parse_kwargs(text: str) -> dict[str, Any]:
 
 
 def _play(env, seed: int | None, script: Callable | None) -> None:
+    from agent_envs.utils.scripts import read_reply
+
     observation, info = env.reset(seed=seed)
     print(printable(f"{info['instructions']}\n\n{observation}\n"))
     total, done = 0.0, False
@@ -251,7 +253,7 @@ def _play(env, seed: int | None, script: Callable | None) -> None:
             print("A turn looks like one of these (Ctrl-D ends the game):", *env.action_space.phrases, sep="\n  ")
             continue
         observation, reward, terminated, truncated, info = env.step(action if agent else action.replace("\\n", "\n"))
-        reply = observation
+        reply = read_reply(env, observation)
         total, done = total + reward, terminated or truncated
         terms = ", ".join(f"{name} {value:+.3g}" for name, value in info["reward_terms"].items() if value)
         print(f"{printable(observation)}\n[reward {reward:+.3g}{': ' + terms if terms else ''}]\n")

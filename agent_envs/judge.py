@@ -29,6 +29,7 @@ _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**N
 _SILENT = 2  # the retry, after about two seconds, at which the user is warned
 _UNCLEAR = 3  # replies without a verdict after which the judge gives up
 _AT_ONCE = 32  # requests
+_READ = 500  # characters of an answer
 _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, shared by all environments of the process
 _USUAL: dict[str, Any] = {"temperature": 0, "max_tokens": 1024}  # some models think first
 _OPTIONS: dict[tuple[str, str], dict[str, Any]] = {}  # of models that refuse some of the usual ones
@@ -69,10 +70,10 @@ class Judge:
 
     def key(self, question: str, golds: Sequence[str], prediction: str) -> tuple[str, ...]:
         """The key of a verdict, equal for requests that are sent once."""
-        return (self.url, self.model, question, *golds, prediction)
+        return (self.url, self.model, question, *golds, prediction[:_READ])
 
     def _ask(self, question: str, golds: Sequence[str], prediction: str) -> float | None:
-        proposed = encodable(prediction[:500].replace("<", "‹").replace(">", "›"))
+        proposed = encodable(prediction[:_READ].replace("<", "‹").replace(">", "›"))
         content = _PROMPT.format(question=question, golds=" | ".join(golds), prediction=proposed)
         for _ in range(_UNCLEAR):
             if verdict := _VERDICT.match(_THOUGHT.sub("", self._complete(content))):

@@ -214,7 +214,7 @@ ENVS = [
     ("judge-timeout-ignored", "judge.py", "test_judge.py",
         "_make_client(self.url, key, self.timeout, self.retries)", "_make_client(self.url, key, 30.0, self.retries)"),
     ("judge-cache-ignores-golds", "judge.py", "test_judge.py",
-        "question, *golds, prediction)", "question, prediction)"),
+        "question, *golds, prediction[:_READ])", "question, prediction[:_READ])"),
     ("noise-of-all-instances", "generators/instances.py", "test_bandit.py",
         'f"{instance}/{int(noise_seed)}"', 'f"{int(noise_seed)}"'),
     ("sql-match-forgotten", "tasks/sql.py", "test_sql.py", "self._matched |= ", "self._matched = "),

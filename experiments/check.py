@@ -21,7 +21,7 @@ def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
     model = recipe.base(0).model
     if gguf.is_gguf(model) and not Path(model).is_file():
         raise FileNotFoundError(f"there is no model file {model}")
-    own = [recipe.sft.get("env_kwargs", {}), *(run.env_kwargs for run in recipe.runs.values())]
+    own = [{}, *(run.env_kwargs for run in recipe.runs.values())]  # demonstrations have none of their own
     kinds = {json.dumps(kwargs, sort_keys=True): kwargs for kwargs in own}
     training = [EnvConfig(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}) for kwargs in kinds.values()]
     trained_on = set().union(*(_list_questions(_make(task, "train")) for task in training))

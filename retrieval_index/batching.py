@@ -129,7 +129,7 @@ class Batcher:
             if len(found) != len(queries):
                 raise ValueError(f"it gave {len(found)} results for {len(queries)} queries")
             return found
-        except Exception as error:
+        except BaseException as error:  # one of Rust's is no Exception
             raise SearcherFailed(f"the search failed: {type(error).__name__}: {error}") from error
 
 

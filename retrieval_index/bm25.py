@@ -14,7 +14,6 @@ build time. bm25s itself holds the whole corpus in memory as Python lists, and s
 """
 
 import math
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -30,7 +29,7 @@ from retrieval_index.postings import Statistics, merge
 from retrieval_index.progress import Track, silent
 from retrieval_index.search import Index, check_request
 from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
-from retrieval_index.verified_array import VerifiedArray, read_array
+from retrieval_index.verified_array import VerifiedArray, read_array, usable_cores
 
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
 THREADED = 16  # minimum number of queries per thread
@@ -113,7 +112,7 @@ class BM25Index(Index):
         n_threads = len(queries) // THREADED
         if n_threads < 2:
             return kernel.top_k(terms, starts, k, *postings)
-        n_threads = min(n_threads, os.cpu_count() or 1)
+        n_threads = min(n_threads, usable_cores())
         cuts = [len(queries) * number // n_threads for number in range(n_threads + 1)]
         with ThreadPoolExecutor(n_threads) as pool:  # compiled code runs without the interpreter's lock
             parts = pool.map(lambda a, b: kernel.top_k(terms, starts[a : b + 1], k, *postings), cuts[:-1], cuts[1:])

@@ -23,6 +23,7 @@ from retrieval_index.corpus import Corpus
 from retrieval_index.postings import KEY, Block
 from retrieval_index.progress import Track
 from retrieval_index.tokenizer import Analyzer
+from retrieval_index.verified_array import usable_cores, usable_memory
 
 BLOCK = 100_000  # passages
 _WORKER = "import sys; from retrieval_index.counting import count_blocks; count_blocks(*sys.argv[1:])"
@@ -79,7 +80,7 @@ def _count_block(corpus: Corpus, analyzer: Analyzer, size: int, start: int) -> B
 def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: list[int]) -> Iterable[int]:
     """Count blocks in subprocesses and yield the start of each block when it is done. `multiprocessing` is not used,
     because it would run the caller's main module again in each process."""
-    n_workers = min(len(starts), os.cpu_count() or 1)
+    n_workers = min(len(starts), usable_cores(), max(1, usable_memory() >> 30))  # each may take half a GiB
     if n_workers == 1 or corpus.folder is None:  # subprocesses cannot read a corpus in memory
         for start in starts:
             _count_block(corpus, analyzer, BLOCK, start).write(work / f"block-{start}")

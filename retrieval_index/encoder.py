@@ -13,6 +13,7 @@ from retrieval_index.corpus import Corpus
 from retrieval_index.pretrained import PretrainedEncoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.tokenizer import passage_text, tokenize
+from retrieval_index.vectors import sample_rows
 from retrieval_index.verified_array import read_array, read_bytes
 
 TERMS_FILE = "encoder_terms.json"
@@ -102,10 +103,7 @@ def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Tra
     """Return the encoder of a name, see `PretrainedEncoder`. "svd" or None fits one to at most 200,000 of the passages."""
     if encoder is not None and encoder != "svd":
         return PretrainedEncoder(encoder) if isinstance(encoder, str | Path) else encoder
-    rows = np.arange(len(corpus))
-    if len(corpus) > FITTED_ON:
-        rows = np.sort(np.random.default_rng(0).choice(len(corpus), FITTED_ON, replace=False))
-    passages = map(corpus.__getitem__, rows.tolist())
+    passages = map(corpus.__getitem__, sample_rows(len(corpus), FITTED_ON).tolist())
     return SvdEncoder.fit([passage_text(p.title, p.text) for p in passages], track=track)
 
 

@@ -30,7 +30,8 @@ class HybridIndex(Index):
     def __init__(self, parts: Sequence[Index]):
         if len(parts) < 2:
             raise ValueError(f"a hybrid index has two parts or more, got {len(parts)}")
-        if len({part.corpus.fingerprint for part in parts}) > 1:
+        # A fingerprint is computed from all passages: it is not read for parts that share their corpus.
+        if len({id(part.corpus) for part in parts}) > 1 and len({part.corpus.fingerprint for part in parts}) > 1:
             raise ValueError("the parts of a hybrid index must be over the same corpus")
         self.parts = list(parts)
         self.corpus = parts[0].corpus

@@ -11,6 +11,7 @@ the passages. They are written last: a build that is not complete reads its own 
 import contextlib
 import hashlib
 import io
+import math
 import mmap
 import os
 import sys
@@ -27,6 +28,15 @@ def usable_memory() -> int:
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
             found.append(int(Path(path).read_text()))
+    return min(found)
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use: by its affinity, and by the quota of its container."""
+    found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        found.append(math.ceil(quota / period))
     return min(found)
 
 

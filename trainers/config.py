@@ -454,10 +454,10 @@ class TrainArgs(
             raise UserError(
                 "top_p and min_p sample from another distribution than the policy: give importance 'tis' too"
             )
-        differs = self.dtype != "float32" or self.engine == "vllm"
+        differs = self.dtype != "float32" or self.engine == "vllm" or self.one_step_off_policy
         if self.loss == "gspo" and self.importance == "none" and differs and self.clip_range[0] < 0.01:
             raise UserError(
-                f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16 or of another engine is off by more: "
-                "give importance 'tis' too, or a wider clip_low and clip_high"
+                f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16, of another engine or one step behind "
+                "is off by more: give importance 'tis' too, or a wider clip_low and clip_high"
             )
         self.check_unused(self.loss == "clip", f"with loss {self.loss!r}", "dual_clip")

@@ -265,7 +265,7 @@ class _Evaluation:
         args = self.args
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
         before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
-        failed = [job for job, record in before.items() if record["failed"]]
+        failed = {job for job, record in before.items() if record["failed"]}
         requested = [job for job in jobs if job not in before or job in failed]
         known_to_fail = len(failed) if len(before) > len(failed) else 0  # if it has answered others
         agent = api_agent.ApiAgent(

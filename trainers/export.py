@@ -55,6 +55,7 @@ if __name__ == "__main__":
 import json
 
 import torch
+from transformers import AutoTokenizer
 
 from trainers.checkpoints import card, checkpoint
 from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
@@ -86,13 +87,17 @@ def main(args: Args) -> Path:
     kept = {name: saved[name] for name in KEPT if name in saved}
     kept |= {"env": Path(saved["env"]).name} if saved.get("env", "").endswith(".jsonl") else {}
     if "env_kwargs" in saved:
-        kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
+        tasks = json.loads(saved["env_kwargs"]).get("tasks")  # of a mixture: which ones, not where their data is
+        named = {"tasks": dict.fromkeys(tasks, 1)} if isinstance(tasks, dict) else {}
+        kept["env_kwargs"] = json.dumps(named | select_interface(saved["env_kwargs"]))
     of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()
     texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
     # An adapter's tokenizer is that of its base, unless it was trained with another chat template.
     base = base or lora.find_base_model(args.checkpoint) or ""
-    own = not has_lora or load_tokenizer(base).chat_template != policy.tokenizer.chat_template
+    templates = [load_tokenizer(base).chat_template, _template_of(args.base_model)] if has_lora else []
+    own = not has_lora or any(template not in (None, policy.tokenizer.chat_template) for template in templates)
     tokenizer = policy.tokenizer if own else None
+    model.generation_config.eos_token_id = sorted(policy.end_ids)  # chat templates may end turns by another token
     path = checkpoint.save(args.out, model=model, tokenizer=tokenizer, optimizers=[], step=0, extra=kept, texts=texts)
     task = f" --env {saved['env']}" if "env" in saved else ""
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -100,6 +105,14 @@ def main(args: Args) -> Path:
     if args.push_to_hub and not card.push(path, args.push_to_hub):
         raise SystemExit(1)
     return path
+
+
+def _template_of(model: str) -> str | None:
+    """The chat template of a model; None if it has none, or is not on this machine."""
+    try:
+        return AutoTokenizer.from_pretrained(model, local_files_only=True).chat_template
+    except (OSError, ValueError):
+        return None
 
 
 if __name__ == "__main__":

@@ -125,7 +125,10 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
         kept = {name: message[name] for name in _KEPT if message.get(name)}
         copy = {"role": str(message["role"]), "content": str(message["content"] or ""), **kept}
         parts[-1].append(copy | {"weight": 0} if copy["role"] == "assistant" and place not in own else copy)
+    marked = record["messages"][0]["role"] != "system"  # then an empty system message only marks where a row begins
     for part in parts:
+        if marked and part[0] == {"role": "system", "content": ""}:
+            del part[0]
         while part and not _is_own(part[-1]):
             part.pop()
     return [part for part in parts if part]

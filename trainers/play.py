@@ -111,7 +111,7 @@ def main(args: Args) -> list[dict]:
     console.print(show_conversation(record_trajectory(episode, origin)))
     known = {name: value for name, value in episode.info.items() if name != "instructions"}
     if args.question:
-        known = {name: known[name] for name in ("prediction", "turns", "calls")}
+        known = {name: known[name] for name in ("prediction", "turns", "calls") if name in known}
     console.print(
         printable("\n".join(f"{name}: {value}" for name, value in known.items())), markup=False, highlight=False
     )

@@ -5,7 +5,7 @@
     python -m trainers.report runs/one runs/two --out both.html      # curves and episodes of both, side by side
     python -m trainers.report episodes.jsonl                         # a file of episodes
 
-The page needs no server and no network. Runs and evaluations write their own page when they end.
+The page needs no server and no network. Runs write theirs every minute, evaluations at their end.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 This command runs configurations in trainers/configs. Those named -grpo are for trainers.grpo, the others for trainers.ppo:
 
 - starpo: 8 prompts x 16 rollouts, γ = λ = 1, a symmetric clip and a KL penalty of 0.001; nothing is filtered.
-- starpo-s: stabilised. The 25% of the prompts whose raw returns differ most, no KL, clip at 0.2/0.28, and (with PPO) a critic.
+- starpo-s: stabilised. The 25% of the prompts whose raw returns differ most, no KL, clip at 0.2/0.28.
 - ragen-2: prompts in descending deviation until they hold 90% of it (arXiv 2604.06268).
 
     python -m trainers.starpo starpo-s                    # python -m trainers.ppo --config starpo-s

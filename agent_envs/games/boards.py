@@ -22,7 +22,7 @@ def canonical_form(rows: list[str]) -> str:
 def board_rows(text: str, symbols: str) -> list[list[str]]:
     """The rows of a board in an observation: symbols with a space in between; tags and quotes around them are ignored."""
     cell = f"[{re.escape(symbols)}]"
-    lines = re.findall(rf'(?<![^\s>"]){cell}(?: {cell})+(?![^\s<"\\])', text.replace("\\n", "\n"))
+    lines = re.findall(rf'(?<![^\s>"]){cell}(?: {cell})+(?![^\s<"\\])', text)
     return [line.split() for line in lines]
 
 

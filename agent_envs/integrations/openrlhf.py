@@ -78,8 +78,9 @@ class _Executor(AgentExecutorBase):
             "truncated": not reply.terminated,
             "reward": sum(episode.rewards),
             "scores": episode.metrics.get("score", 0.0),
-            "extra_logs": {name: value for name, value in episode.metrics.items() if name.startswith("reward/")}
-            | {name: episode.metrics[name] for name in ("turns", "tool_faults")},
+            "extra_logs": {
+                name: episode.metrics.get(name, 0.0) for name in (*_term_names(episode), "turns", "tool_faults")
+            },
         }
 
     async def _run(
@@ -94,17 +95,28 @@ class _Executor(AgentExecutorBase):
             raise ValueError(f"the prompt has {len(tokens.prompt)} of {max_length} tokens: raise --data.max_len")
         options = deepcopy(sampling_params)
         options.stop, options.include_stop_str_in_output = list(tokens.episode.stop), True
+
+        async def generate(ids: list[int], most: int) -> tuple[list[int], list[float] | None]:
+            options.max_tokens = most
+            answer = await llm_engine.generate(ids, deepcopy(options), multi_modal_data=None)
+            (output,) = answer.outputs[:1]
+            turn = list(output.token_ids)
+            if sampling_params.logprobs is None:
+                return turn, None
+            return turn, [by_id[token].logprob for token, by_id in zip(turn, output.logprobs, strict=True)]
+
         while not tokens.done:
             left = room - len(tokens.ids)
-            options.max_tokens = min(sampling_params.max_tokens or left, left)
-            answer = await llm_engine.generate(tokens.prompt + tokens.ids, deepcopy(options), multi_modal_data=None)
-            (output,) = answer.outputs[:1]
-            turn, logprobs = list(output.token_ids), None
-            if sampling_params.logprobs is not None:
-                logprobs = [by_id[token].logprob for token, by_id in zip(turn, output.logprobs, strict=True)]
+            turn, logprobs = await tokens.sample(generate, min(sampling_params.max_tokens or left, left))
             # In a thread, since a tool may be slow and other episodes share this event loop.
             reply = await asyncio.to_thread(tokens.take, turn, logprobs, room)
         return reply
+
+
+def _term_names(episode: Episode) -> list[str]:
+    """The reward terms of all tasks of a mixture: OpenRLHF joins the logs of a batch, which must have the same names."""
+    terms = (term for task in episode.env.members.values() for term, (weight, _) in task.reward.items() if weight)
+    return sorted({f"reward/{term}" for term in terms})
 
 
 def _read(label: str) -> tuple[int, str]:

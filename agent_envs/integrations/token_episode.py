@@ -1,12 +1,14 @@
 """An episode as token ids, for adapters to libraries that train on the sampled ids."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.integrations.episode import Episode, Message, Reply
 from agent_envs.stopping import StopChecker
+
+_TAIL = 64  # ids that hold a stop string at the end of a turn
 
 
 class TokenEpisode:
@@ -47,6 +49,22 @@ class TokenEpisode:
         """Return a turn up to the token that ends it: the model's end of turn, or the one that completes a closing tag."""
         return self._ends_turn.cut(sampled)
 
+    async def sample(
+        self, generate: Callable[[list[int], int], Awaitable[tuple[list[int], list[float] | None]]], longest: int
+    ) -> tuple[list[int], list[float] | None]:
+        """Sample a turn of at most ``longest`` ids by ``generate(ids before it, most ids)``. A server that looks for stop strings
+        everywhere also stops inside a thought, where none counts: it is asked to go on."""
+        turn: list[int] = []
+        logprobs: list[float] | None = []
+        while True:
+            ids, their = await generate(self.prompt + self.ids + turn, longest - len(turn))
+            turn = (turn + ids)[:longest]
+            logprobs = None if logprobs is None or their is None else (logprobs + their)[:longest]
+            tail = self.chat.tokenizer.decode(turn[-_TAIL:])
+            has_stop = any(text in tail for text in self.episode.stop)
+            if not ids or len(turn) == longest or not has_stop or self._ends_turn(self.cut(turn)):
+                return turn, logprobs
+
     def take(self, sampled: list[int], logprobs: list[float] | None = None, room: int | None = None) -> Reply:
         """Take a turn.
 
@@ -57,14 +75,19 @@ class TokenEpisode:
         """
         text = self.append_turn(sampled, logprobs)
         if room is not None:
-            left, turn = room - len(self.ids), self._turn
-            # A rewritten context begins a new prompt.
-            self.episode.env.fits = lambda observation, context: (
-                context is not None or len(self._observation_ids(observation, turn)) < left
-            )
+            self.bound(room)
         reply = self.episode.step(text, cut=self.was_cut)
         self.append_reply(reply)
         return reply
+
+    def bound(self, room: int) -> None:
+        """Truncate the episode at the turn that was appended last if fewer than ``room`` ids after the prompt leave none for
+        another turn."""
+        left, turn = room - len(self.ids), self._turn
+        # A rewritten context begins a new prompt.
+        self.episode.env.fits = lambda observation, context: (
+            context is not None or len(self._observation_ids(observation, turn)) < left
+        )
 
     def append_turn(self, sampled: list[int], logprobs: list[float] | None = None) -> str:
         """Append a sampled turn; return its text. First half of `take`, for turns of many episodes at once."""

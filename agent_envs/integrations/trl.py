@@ -107,11 +107,15 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
     def roll_out(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
         _check_trainer(trainer)
         rows = running = begin(prompts, trainer)
-        _stop_at_tags(trainer, rows[0])
+        _stop_at_ends(trainer, rows[0])
+        longest = trainer.args.vllm_max_model_length or getattr(trainer.model.config, "max_position_embeddings", None)
         while running:
             sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in running], None, {}, 1)
             given = logprobs or [None] * len(running)
             texts = [row.append_turn(*turn) for row, *turn in zip(running, sampled, given, strict=True)]
+            if longest is not None:
+                for row in running:
+                    row.bound(longest - len(row.prompt))
             cut = {number for number, row in enumerate(running) if row.was_cut}
             replies = step_all([row.episode for row in running], texts, cut)
             for row, reply in zip(running, replies, strict=True):
@@ -134,14 +138,18 @@ def _check_trainer(trainer: Any) -> None:
         raise ValueError("this TRL samples in another way: rollout_func is for TRL 1.16 (pip install 'trl==1.16.*')")
     if trainer.mask_truncated_completions:
         raise ValueError("mask_truncated_completions would mask episodes that end at a closing tag: leave it off")
+    is_shared = trainer.args.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1
+    if trainer.use_vllm and is_shared and trainer.accelerator.num_processes > 1:
+        # TRL splits a shared engine's completions evenly, and processes have unequal numbers of running episodes.
+        raise ValueError(
+            "several processes would get each other's turns: give each its own vLLM (vllm_mode='colocate')"
+        )
 
 
-def _stop_at_tags(trainer: Any, row: TokenEpisode) -> None:
-    """Let generation end at any of the model's ends of turn, and at a closing tag that is one token."""
-    if hasattr(trainer, "generation_config"):  # not with vLLM, where `TokenEpisode.cut` is enough, as for longer tags
-        words = row.chat.tokenizer.get_vocab()
-        tags = {words[string] for string in row.episode.stop if string in words}
-        trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *row.chat.end_ids, *tags})
+def _stop_at_ends(trainer: Any, row: TokenEpisode) -> None:
+    """Let generation end at any of the model's ends of turn. What follows a closing tag is cut off."""
+    if hasattr(trainer, "generation_config"):  # not with vLLM
+        trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *row.chat.end_ids})
 
 
 def _check_seed(seed: int | None, native: bool = False) -> int:

@@ -117,25 +117,41 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
             messages = [{"role": role, "content": content} for role, content in pairs if content]
             opening = messages[:-1]
             options = {"tools": episode.tools} if data.native else {}
+
+            def record() -> None:
+                recorded["turn_rewards"] = list(episode.rewards)
+                recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
+
+            def settle() -> None:
+                if not episode.done:
+                    episode.env.fits = lambda observation, context: False
+                    episode.step("<think>", cut=True)  # costs nothing, and settles its shaping
+                record()
+
             async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
                 while not episode.done:
                     try:
                         answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
                     except APIError as error:  # a limit of the run, or of the model; the trace knows which
-                        episode.env.fits = lambda observation, context: False
-                        episode.step("<think>", cut=True)  # costs nothing, and settles its shaping
-                        recorded["turn_rewards"] = list(episode.rewards)
-                        recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
+                        settle()
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+                    except asyncio.CancelledError:  # the time limit
+                        settle()
+                        raise
                     message = answer.choices[0].message.model_dump(exclude_none=True)
                     cut = answer.choices[0].finish_reason == "length"
                     if not data.native:
                         message["content"], cut = episode.end_turn(message.get("content", ""), cut=cut)
-                    reply, back = await asyncio.to_thread(take_message, episode, message, cut=cut)
+                    taking = asyncio.ensure_future(asyncio.to_thread(take_message, episode, message, cut=cut))
+                    try:
+                        reply, back = await asyncio.shield(taking)
+                    except asyncio.CancelledError:
+                        await taking  # its thread has the episode
+                        settle()
+                        raise
                     if reply.metrics["tool_faults"]:
                         raise vf.ToolsetError("a tool failed, so the episode shows nothing about the model")
-                    recorded["turn_rewards"] = list(episode.rewards)
-                    recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
+                    record()
                     messages += [message, *back]
                     if reply.context is not None:
                         messages = opening + reply.context

@@ -98,15 +98,20 @@ class AgentR1Loop(AgentLoopBase):
         room, request, told = self.rollout_config.response_length, uuid4().hex, True
         timing: dict[str, float] = {}
         extra: dict[str, Any] = {}
+
+        async def generate(ids: list[int], most: int) -> tuple[list[int], list[float] | None]:
+            nonlocal extra
+            ask = {"request_id": request, "sampling_params": dict(options)}
+            answer = await self.server_manager.generate(prompt_ids=ids, **ask)
+            extra = {**answer.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
+            return answer.token_ids, answer.log_probs
+
         while not episode.done:
             with simple_timer("generate_sequences", timing):
-                ask = {"request_id": request, "sampling_params": dict(options)}
-                answer = await self.server_manager.generate(prompt_ids=tokens.prompt + tokens.ids, **ask)
-            turn = answer.token_ids[: room - len(tokens.ids)]
-            told = told and answer.log_probs is not None
-            extra = {**answer.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
+                turn, logprobs = await tokens.sample(generate, room - len(tokens.ids))
+            told = told and logprobs is not None
             with simple_timer("tool_calls", timing):  # a tool may be slow, and other episodes share this loop
-                await asyncio.to_thread(tokens.take, turn, answer.log_probs, room)
+                await asyncio.to_thread(tokens.take, turn, logprobs, room)
         extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
         extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
         return AgentLoopOutput(

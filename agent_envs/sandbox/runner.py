@@ -1,12 +1,12 @@
 """Run untrusted code."""
 
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_envs.sandbox.probe import choose_backend
-from agent_envs.sandbox.process import Completed, execute
+from agent_envs.sandbox.process import Completed, SandboxError, execute
+from retrieval_index.verified_array import usable_cores
 
 MAX_CODE = 1 << 20  # characters
 
@@ -43,10 +43,11 @@ def run(
 
 def run_batch(
     codes: Sequence[str], *, stdin: str | Sequence[str] = "", backend: str = "auto", **limits
-) -> list[Completed]:
+) -> list[Completed | SandboxError | OSError]:
     """Run many programs, one per core at a time.
 
-    ``stdin`` is one string for all programs, or a sequence with one for each. For the rest see `run`.
+    ``stdin`` is one string for all programs, or a sequence with one for each. For the rest see `run`. Where the backend failed,
+    the result is the error.
     """
     if isinstance(codes, str):
         raise ValueError("codes must be a sequence of programs, got one string; use run for a single one")
@@ -54,10 +55,15 @@ def run_batch(
     if len(inputs) != len(codes):
         raise ValueError(f"one stdin for each of the {len(codes)} programs, got {len(inputs)}")
     backend = choose_backend(backend)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        pairs = zip(codes, inputs, strict=True)
-        runs = [pool.submit(run, code, stdin=text, backend=backend, **limits) for code, text in pairs]
-        return [future.result() for future in runs]
+
+    def attempt(code: str, text: str) -> Completed | SandboxError | OSError:
+        try:
+            return run(code, stdin=text, backend=backend, **limits)
+        except (SandboxError, OSError) as error:  # too many processes, perhaps
+            return error
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(attempt, codes, inputs))
 
 
 def _check(code: str, stdin: str, timeout: float, memory_mb: int, max_output: int) -> None:

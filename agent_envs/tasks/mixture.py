@@ -54,7 +54,7 @@ class MixtureEnv(ToolEnv):
     Args:
         tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``;
             for a task with its own arguments, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
-        kwargs: arguments for all of the tasks, such as ``split`` or ``format``.
+        others: those of all tasks, such as ``split`` or ``format``.
 
     ``reset(options={"task": id})`` picks the task; other options are passed on to it. If every task has a list of
     questions, ``{"question": i}`` without a task picks number ``i`` of the mixture. It has each question once, whatever

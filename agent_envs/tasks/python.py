@@ -55,7 +55,9 @@ class PythonTool:
         done, too_long = map(self._report, runs), f"A program may have {MAX_CODE:,} characters at most."
         return [next(done) if len(code) <= MAX_CODE else ToolResult(too_long, ok=False) for code in codes]
 
-    def _report(self, done: sandbox.Completed) -> ToolResult:
+    def _report(self, done: sandbox.Completed | Exception) -> ToolResult:
+        if isinstance(done, Exception):
+            return ToolResult(f"python failed: {type(done).__name__}: {done}"[:500], ok=False, fault=True)
         ending = [done.stderr.strip()]
         if done.timed_out:
             ending.append(f"[stopped after {self.timeout:g} seconds]")

@@ -55,8 +55,8 @@ class QAEnv(ToolEnv):
         read: adds a second tool, ``read``, that opens an article in full by its title.
         judge: arguments of `agent_envs.judge.Judge`, for the reward term ``judge``. Off by default.
         instructions: the task in a sentence or two, in your words.
-        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki,
-            which world. The others are arguments of `ToolEnv`.
+        entities, types, hops, difficulty, world_seed, questions, holdout: the world's articles and questions; benchmarks
+            take data, corpus, index, source. Others: `ToolEnv`'s.
 
     At reset ``info`` has ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
     ``support_recall``, the share of gold passages found; `evidence` and `shows` define what counts. The last step adds

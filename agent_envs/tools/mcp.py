@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -135,9 +136,18 @@ class Connection:
             return await asyncio.gather(*calls, return_exceptions=True)
 
         thread = self._open()
-        replies = thread.run(all_of_them, self.timeout + 5)
+        try:
+            replies = thread.run(
+                all_of_them, self.timeout + 10
+            )  # the client takes 5 s to tell a silent server that it gives up
+        except TimeoutError as error:
+            replies = [error] * len(arguments)
         silent = all(isinstance(reply, TimeoutError) for reply in replies)
-        if any(_has_code(reply, "CONNECTION_CLOSED") for reply in replies) or (silent and not self._is_alive(thread)):
+        refused = any(
+            _has_code(reply, "INVALID_REQUEST") for reply in replies
+        )  # by a tool; or the server has lost its session
+        is_closed = any(_has_code(reply, "CONNECTION_CLOSED") for reply in replies)
+        if is_closed or ((silent or refused) and not self._is_alive(thread)):
             thread.close()
         return [_as_result(name, reply) for reply in replies]
 
@@ -146,7 +156,8 @@ class Connection:
         try:
             thread.run(lambda client: client.session.list_tools(), _PROBE)
         except Exception as error:
-            return not isinstance(error, TimeoutError)  # others: an answer, or a connection that is broken already
+            # Others are an answer, or of a connection that is broken already.
+            return not (isinstance(error, TimeoutError) or _has_code(error, "INVALID_REQUEST"))
         return True
 
     def close(self) -> None:
@@ -174,7 +185,7 @@ class _ClientThread:
             ) from error
         target: Any = server
         if not isinstance(server, str):
-            command = mcp.StdioServerParameters(command=server[0], args=list(server[1:]))
+            command = mcp.StdioServerParameters(command=server[0], args=list(server[1:]), env=dict(os.environ))
             target = stdio_client(command, sys.__stderr__ or sys.stderr)  # in notebooks the latter is not a file
         opened, failure = threading.Event(), list[BaseException]()
 

@@ -1,8 +1,6 @@
 """The tools over a corpus, `SearchTool` for passages and `ReadTool` for articles, and how passages are shown."""
 
-import contextlib
 import html
-import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,10 +36,7 @@ def show_passage(number: int, passage: Passage, max_chars: int | None = None) ->
 
 
 def read_shown(observation: str) -> list[tuple[str, str]]:
-    """Return (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats."""
-    if observation.startswith("[{"):  # messages of the format "native": JSON has their line breaks escaped
-        with contextlib.suppress(ValueError):
-            observation = "\n".join(str(message.get("content")) for message in json.loads(observation))
+    """Return (title, text) of each passage that `show_passage` wrote into an observation."""
     found = (_LINE.search(line) for line in observation.removesuffix("</information>").splitlines())
     return [(m[2] if m[1] is None else m[1].replace('""', '"'), m[3]) for m in found if m]
 

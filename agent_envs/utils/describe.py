@@ -6,6 +6,8 @@ import re
 import textwrap
 from typing import Any
 
+import gymnasium
+
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import find_script, roll_out
@@ -47,7 +49,7 @@ def assemble(
     described, _, arguments = (inspect.getdoc(task) or "").replace("``", "`").partition("\n\nArgs:\n")
     arguments, _, rest = re.sub(r"\n\nRaises:.*", "", arguments, flags=re.DOTALL).partition("\n\n")
     arguments = re.sub(r"\n    (max_turns: turns before truncation|common: .*)\.", "", arguments)  # same in all tasks
-    listed = textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
+    listed = _with_defaults(id, task, textwrap.dedent(arguments)).replace("\n    ", " ").replace("\n", "\n- ")
     presets = [f'\nrewards="{name}"\n{preset}' for name, preset in task.PRESETS.items()]
     given = "".join(f", {name}={value!r}" for name, value in (kwargs or {}).items())
     parts = [
@@ -62,6 +64,19 @@ def assemble(
         rest.strip(),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _with_defaults(id: str, task: type[ToolEnv], arguments: str) -> str:
+    """Add its default to the name of each described argument, ``size=6: …``, if it is short."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(task).parameters.items()}
+    defaults |= gymnasium.registry[id].kwargs if id in gymnasium.registry else {}
+
+    def add(match: re.Match[str]) -> str:
+        default = defaults.get(name := match.group())
+        written = repr(default).replace("'", '"') if default else ""
+        return f"{name}={written}" if 0 < len(written) < 12 else name
+
+    return re.sub(r"^\w+(?=:)", add, arguments, flags=re.MULTILINE)
 
 
 def transcript(env: ToolEnv, script: str, seed: int) -> str:

@@ -1,7 +1,8 @@
 """Scripted agents: baselines to compare with, and demonstrators for SFT.
 
-A script is a generator that yields turns and receives observations. Its arguments are the environment, after its reset, and
-a random generator. Only an oracle reads more than ``first_observation``. ``env.format.write`` writes a turn as text.
+A script is a generator that yields turns and receives the texts of observations, without a format's syntax. Its arguments
+are the environment, after its reset, and a random generator. Only an oracle reads more than ``first_observation``.
+``env.format.write`` writes a turn as text.
 """
 
 import json
@@ -45,7 +46,12 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
         episode.append({**info, **happened, "truncated": truncated, "next_observation": following})
         if terminated or truncated or info["tool_faults"]:
             return episode
-        observation = reply = following
+        observation, reply = following, read_reply(env, following)
+
+
+def read_reply(env: ToolEnv, observation: str) -> str:
+    """Return the text of an observation after the first one, without the syntax of the format."""
+    return "\n".join(str(message["content"]) for message in env.format.messages(observation))
 
 
 def _next(agent: Script, reply: Any, turns: int) -> Turn:
@@ -175,5 +181,5 @@ def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMak
             if terminated[i] or truncated[i] or info["tool_faults"]:  # no script has to cope with a broken tool
                 running.remove(i)
             else:
-                actions[i] = write[i](_next(scripts[i], observations[i], len(episodes[i])))
+                actions[i] = write[i](_next(scripts[i], read_reply(envs.envs[i], observations[i]), len(episodes[i])))
     return episodes

@@ -139,8 +139,8 @@ def link_rewards(text: str) -> str:
 
 def link_arguments(text: str) -> str:
     """Remove the arguments that the overview of all tasks explains from a page; those of passages become a link."""
-    text = re.sub(r"^- split: `\"train\"` or `\"validation\"`\.\n", "", text, flags=re.MULTILINE)
-    passages = re.compile(r"(?:^- (?:k|max_chars|passage_tokens|read): .*\n){2,}", re.MULTILINE)
+    text = re.sub(r"^- split=\"train\": `\"train\"` or `\"validation\"`\.\n", "", text, flags=re.MULTILINE)
+    passages = re.compile(r"(?:^- (?:k|max_chars|passage_tokens|read)(?:=\S+)?: .*\n){2,}", re.MULTILINE)
     return passages.sub("- [Passages](../environments.md#passages): arguments of the search.\n", text)
 
 

@@ -34,7 +34,7 @@ def chat(id: str, path: str, new_tokens: int) -> None:
         model, tokenizer=tokenizer, input_mode="tokens", generate=True, pad_output=False, return_log_probs=True,
         generate_kwargs={"max_new_tokens": new_tokens, "do_sample": True},
     )  # fmt: skip
-    played = env.rollout(env.max_turns, policy)
+    played = env.rollout(env.max_turns, policy, break_when_any_done=False)
     print(played["next", "reward"].squeeze(-1))
     print(env.metrics[0])
 

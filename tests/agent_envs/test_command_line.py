@@ -69,7 +69,7 @@ def test_describe_shows_the_task_an_episode_and_the_arguments(run):
         assert text.startswith("# AgentR1/MiniWiki-v0\n")
     for heading in ("An episode", "Rewards", "Arguments"):
         assert text.count(f"## {heading}\n") == 1
-    assert "The scripted agent, seed 3; at most 5 turns" in text and "- benchmark: " in text
+    assert "The scripted agent, seed 3; at most 5 turns" in text and '- benchmark="miniwiki": ' in text
     assert text.index("--- system\n") < text.index("--- observation\n") < text.index("--- agent\n<search>")
     assert "\n--- terminated, reward " in text and text.count("```") % 2 == 0
     assert 'rewards="search_r1"' in text and "entities=150" in text

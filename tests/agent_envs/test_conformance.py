@@ -73,9 +73,11 @@ def test_the_oracle_solves_everything_and_chance_does_not(make):
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "ragen"])  # that cannot call and answer
 def test_any_format_will_do(make, format):
-    env = make(format=format)
+    env, usual = make(format=format), make(format="tags")
     for name in ("scripted", "oracle"):
-        assert all(turn["valid"] for turn in roll_out(env, env.SCRIPTS[name], 5))
+        turns, others = (roll_out(one, one.SCRIPTS[name], 5) for one in (env, usual))
+        assert all(turn["valid"] for turn in turns)
+        assert [turn["reward"] for turn in turns] == [turn["reward"] for turn in others]
 
 
 def test_held_out_instances_are_never_trained_on(make):

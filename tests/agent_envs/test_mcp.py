@@ -262,6 +262,29 @@ def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(mount_raw):
         mount_raw(schema=schema)
 
 
+def test_a_server_that_stops_the_client_too_costs_one_wait(mount_raw, monkeypatch):
+    """Its pipe is full, so the client cannot even give up: no call is sent again, and the next one has another connection."""
+    tool = mount_raw(timeout=0.5)
+    thread, waits = tool.connection._client_thread, []
+
+    def run(work, seconds):
+        waits.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(thread, "run", run)
+    results = run_calls([({"x": tool}, ToolCall("x", {}))] * 8)
+    assert all(result.fault for result in results) and len(waits) == 2  # the calls, and whether it lives
+    assert not thread.alive
+
+
+def test_a_program_has_the_environment_of_its_caller(mount_raw, monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_KEY", "a secret")
+    program = f"import os; open({str(tmp_path / 'key')!r}, 'w').write(os.environ['MY_KEY'])"
+    with pytest.raises(ConnectionError):
+        mount([sys.executable, "-c", program])
+    assert (tmp_path / "key").read_text() == "a secret"
+
+
 def test_a_list_of_tools_without_end_is_given_up(mount_raw):
     with pytest.raises(ConnectionError, match="goes on after 100 pages"):
         mount_raw("endless")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_envs import sandbox
-from agent_envs.sandbox import probe
+from agent_envs.sandbox import probe, runner
 from agent_envs.sandbox.process import Capture
+from agent_envs.tasks.python import PythonTool
 
 ROOT = Path(__file__).parent.parent.parent
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backends need Linux")
@@ -88,6 +89,20 @@ def test_a_batch_keeps_its_order(backend):
     assert [d.stdout for d in done] == [f"{i} {c}\n" for i, c in enumerate("abcdef")]
     assert [d.stdout for d in sandbox.run_batch(["print(input())"] * 2, stdin="x", backend=backend)] == ["x\n"] * 2
     assert sandbox.run_batch([], backend=backend) == []
+
+
+def test_a_program_that_the_sandbox_could_not_run_leaves_the_others(monkeypatch):
+    execute = runner.execute
+
+    def fail(backend, code, **limits):
+        if code == "print(1)":
+            raise BlockingIOError("too many processes")
+        return execute(backend, code, **limits)
+
+    monkeypatch.setattr(runner, "execute", fail)
+    results = PythonTool(backend="unsafe").execute_batch([{"code": f"print({i})"} for i in range(3)])
+    assert [result.text for result in results] == ["0", "python failed: BlockingIOError: too many processes", "2"]
+    assert [result.fault for result in results] == [False, True, False]
 
 
 def test_a_caller_that_ignores_its_children(isolated):

@@ -137,8 +137,10 @@ def sampler(episodes):
 
 def make_trl_trainer(policy, sample, **chat_template_kwargs):
     return SimpleNamespace(
-        _generate_single_turn=sample, accelerator=SimpleNamespace(process_index=0), mask_truncated_completions=False,
-        eos_token_ids=[policy.eos_id], generation_config=SimpleNamespace(),
+        _generate_single_turn=sample, mask_truncated_completions=False,
+        accelerator=SimpleNamespace(process_index=0, num_processes=1),
+        eos_token_ids=[policy.eos_id], generation_config=SimpleNamespace(), use_vllm=False, model=policy.model,
+        args=SimpleNamespace(vllm_mode="colocate", vllm_tensor_parallel_size=1, vllm_max_model_length=None),
         chat_template_kwargs=chat_template_kwargs,
     )  # fmt: skip
 

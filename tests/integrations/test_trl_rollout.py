@@ -26,6 +26,19 @@ def test_what_is_sampled_behind_the_end_of_a_turn_is_cut_off():
     assert own == policy.encode(turn) * 3 and played["logprobs"] is None
 
 
+def test_an_episode_ends_where_the_model_can_read_no_further():
+    policy = make_policy("bytes")
+    (prompt,) = trl.dataset(MINIWIKI, 1, **SMALL)["prompt"]
+    turn = policy.encode("<search>town</search>")
+    trainer = make_trl_trainer(policy, lambda prompts, *rest: ([turn for _ in prompts], None))
+    play = trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)
+    free = play([prompt], trainer)
+    trainer.args.vllm_max_model_length = len(free["prompt_ids"][0] + free["completion_ids"][0]) - len(turn)
+    played = play([prompt], trainer)
+    assert played["env_mask"][0] == free["env_mask"][0][: len(played["env_mask"][0])]
+    assert len(played["turn_rewards"][0]) == len(free["turn_rewards"][0]) - 1 and played["env_mask"][0][-1]
+
+
 def test_of_the_options_of_the_template_the_switch_for_thoughts_reaches_the_prompt():
     policy = make_policy("bytes")
     closed = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
@@ -65,6 +78,10 @@ def test_what_cannot_be_trained_is_refused():
     trainer, prompts = make_trl_trainer(policy, None), list(trl.dataset(MINIWIKI, 1, **SMALL)["prompt"])
     trainer.mask_truncated_completions = True
     with pytest.raises(ValueError, match="leave it off"):
+        trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, trainer)
+    trainer = make_trl_trainer(policy, None)
+    trainer.use_vllm, trainer.accelerator.num_processes, trainer.args.vllm_mode = True, 2, "server"
+    with pytest.raises(ValueError, match="get each other's turns"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, trainer)
     with pytest.raises(ValueError, match="is for TRL"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, SimpleNamespace())

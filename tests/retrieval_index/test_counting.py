@@ -28,7 +28,7 @@ def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
 
 def test_worker_processes_count_what_one_process_counts(passages, source, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 40)
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr("retrieval_index.counting.usable_cores", lambda: 3)
     index = BM25Index.build(Corpus.open(source.parent), work=tmp_path)
     assert same_index(index, BM25Index.build(Corpus(passages)))
 
@@ -36,7 +36,7 @@ def test_worker_processes_count_what_one_process_counts(passages, source, tmp_pa
 def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
     write_passages(passages, tmp_path)
     corpus = Corpus.open(tmp_path)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("retrieval_index.counting.usable_cores", lambda: 2)
     monkeypatch.setattr(counting, "BLOCK", 50)
     (tmp_path / "passages.jsonl").write_bytes(b"")  # what a worker will find
     (tmp_path / "work").mkdir()

@@ -77,7 +77,7 @@ def test_rows_out_of_order_reach_no_other_memory():
 @pytest.mark.parametrize("number", [31, 32, 200])
 def test_a_batch_on_several_threads_is_its_queries_one_by_one(passages, number, monkeypatch):
     index = retrieval_index.build(passages)
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr("retrieval_index.bm25.usable_cores", lambda: 3)
     queries = [f"{p.title} {p.text[:20]}" for p in passages][:number]
     batch = index.top_k(queries, 7)
     for query, rows, scores in zip(queries, *batch, strict=True):

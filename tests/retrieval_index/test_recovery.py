@@ -56,7 +56,7 @@ def test_a_stopped_build_counts_no_block_again_and_a_source_that_has_changed_is_
     source, passages, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(counting, "BLOCK", 50)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("retrieval_index.counting.usable_cores", lambda: 1)
     for out in ("index", "changed"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             stop_after(patch, counting, "_count_block", 2)  # in the third of four

@@ -3,13 +3,14 @@
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import retrieval_index
 from retrieval_index import IndexCorrupt, Passage, verified_array
-from retrieval_index.verified_array import BLOCK, VerifiedArray, read_array, write_sums
+from retrieval_index.verified_array import BLOCK, VerifiedArray, read_array, usable_cores, write_sums
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("ara", "elo", "ini", "oru", "uma", "eki")]
@@ -131,3 +132,10 @@ def test_more_than_may_be_held_is_forgotten_and_read_again(stored, monkeypatch):
         np.testing.assert_array_equal(lazy[np.array([row])], array[[row]])
         assert lazy._bytes <= 5 * BLOCK
     np.testing.assert_array_equal(early[:500], array[:500])
+
+
+def test_the_quota_of_a_container_limits_the_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
+    for said, cores in (("max 100000", 96), ("250000 100000", 3), ("50000 100000", 1)):
+        monkeypatch.setattr(Path, "read_text", lambda _, said=said: said)
+        assert usable_cores() == cores

@@ -42,6 +42,7 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(loss="cispo", dual_clip=3.0), "dual_clip makes no difference with loss 'cispo'"),
     (grpo, dict(loss="gspo", engine="vllm"), "give importance 'tis' too"),
     (grpo, dict(loss="gspo", model="some/model", dtype="bfloat16"), "give importance 'tis' too"),
+    (grpo, dict(loss="gspo", one_step_off_policy=True), "give importance 'tis' too"),
     (
         grpo,
         dict(dynamic_sampling=3, filter="uncertain"),

@@ -11,8 +11,10 @@ from chat_server import Trouble, serve
 
 from agent_envs.tools import SearchTool
 from trainers import evaluate
+from trainers.agents.task_file import TaskEnv
 from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
+from trainers.evaluation.evaluator import data_digest
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.runtime.signals import TrainingStopped
@@ -193,3 +195,20 @@ def test_a_tool_that_breaks_before_any_call_fails_the_episode(program, tmp_path,
     with serve(lambda request: "hello") as chat:
         rows = run(tmp_path / "out", api=chat.url, model="m", max_failed=1)
     assert rows[-1]["failed"] == 1 and list(rows[-1]["problems"]) == ["a tool failed"] and not chat.heard
+
+
+def test_answers_of_edited_code_are_not_reused(tmp_path, monkeypatch):
+    """Of the task's reward, format and context too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?", "split": "train"}\n')
+    for name in ("my_reward", "my_context"):
+        (tmp_path / f"{name}.py").write_text("def mine(*arguments):\n    return arguments[-1]\n")
+    task = TaskEnv("tasks.jsonl", reward="my_reward:mine")
+    (env,) = make_envs("AgentR1/MiniWiki-Easy-v0", '{"context": "my_context:mine"}', "validation", 1).envs
+    for one, name in ((task, "my_reward"), (env, "my_context")):
+        before = data_digest(one)
+        assert data_digest(one) == before
+        (tmp_path / f"{name}.py").write_text("# edited\n")
+        assert data_digest(one) != before
+        sys.modules.pop(name)

@@ -70,15 +70,45 @@ def test_a_base_that_moved_is_named_and_loaded(base, tmp_path):
     assert evaluator.load_agent(out)[0].encode("a b") == load_policy(moved).encode("a b")
 
 
+def test_a_template_that_its_public_base_has_otherwise_is_exported(base, tmp_path):
+    pytest.importorskip("peft")
+    changed = shutil.copytree(base, tmp_path / "changed")
+    (template,) = [path for path in changed.iterdir() if path.suffix == ".jinja"]
+    template.write_text(template.read_text() + "{# mine #}")
+    saved = save(load_policy(changed, lora_rank=2), tmp_path / "checkpoint-4")
+    out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out", base_model=str(base)))
+    assert load_policy(out).tokenizer.chat_template.endswith("{# mine #}")
+
+
 def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
     policy = load_policy(base)
     saved = save(policy, tmp_path / "checkpoint-4")
     out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
     agent, _ = evaluator.load_agent(out)
+    assert (
+        set(json.loads((out / "generation_config.json").read_text())["eos_token_id"]) == policy.end_ids == agent.end_ids
+    )
     for a, b in zip(agent.model.parameters(), policy.model.parameters(), strict=True):
         torch.testing.assert_close(a.float(), b, rtol=0.01, atol=0)
     with pytest.raises(ValueError, match="no base model"):
         export.main(export.Args(checkpoint=saved, out=tmp_path / "other", base_model="someone/their-model"))
+
+
+def test_of_a_mixture_the_tasks_are_kept_and_not_their_folders(base, tmp_path, capsys):
+    kwargs = {
+        "tasks": {"AgentR1/HotpotQA-v0": {"weight": 2, "kwargs": {"data": "/home/me/data"}}},
+        "k": 2,
+        "max_chars": 500,
+    }
+    extra = EXTRA | {"env": "AgentR1/Mixture-v0", "env_kwargs": json.dumps(kwargs)}
+    policy = load_policy(base)
+    saved = checkpoint.save(
+        tmp_path / "checkpoint-4", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=4, extra=extra
+    )
+    kept = checkpoint.read_extra(export.main(export.Args(checkpoint=saved, out=tmp_path / "out")))
+    assert json.loads(kept["env_kwargs"]) == {"tasks": {"AgentR1/HotpotQA-v0": 1}, "k": 2, "max_chars": 500}
+    warn_of_other_env_kwargs("my-agent", kept, "AgentR1/HotpotQA-v0", '{"k": 2, "max_chars": 500}')
+    assert not capsys.readouterr().err.count("was trained on")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,14 @@ def test_a_rewritten_context_is_a_conversation_of_its_own(export):
     assert [message.get("weight") for message in second] == [None, None, 0, None, None]
 
 
+def test_an_empty_system_message_that_marks_a_new_context_is_not_exported(export):
+    """Of a template without such a role, or a program without instructions."""
+    own = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "one"}]
+    again = [{"role": "user", "content": "Q, again"}, {"role": "assistant", "content": "two"}]
+    messages = [*own, {"role": "system", "content": ""}, *again]
+    assert [line["messages"] for line in read(export([episode(1, messages=messages)]))] == [own, again]
+
+
 def test_a_turn_of_a_program_that_was_cut_is_not_taught(export):
     (turn,) = episode(1)["turns"][-1:]
     turns = [turn | {"message": place, "cut": place == 2} for place in (2, 4)]

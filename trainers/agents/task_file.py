@@ -31,6 +31,7 @@ class TaskEnv(ToolEnv):
             {…}}. Default: ``reward`` in the module of the agent's function.
 
     Attributes:
+        scorer: the function ``reward``, or None.
         outcome: reward and metrics of the running episode, set before its last turn.
     """
 
@@ -42,7 +43,7 @@ class TaskEnv(ToolEnv):
     def __init__(self, path: str, split: str = "train", reward: str = ""):
         check_choice("split", split)
         self.split, self.path = split, path
-        self._score = find_function(reward) if reward else None
+        self.scorer = find_function(reward) if reward else None
         self.questions = _read_tasks(path, Path(path).stat().st_mtime_ns)[split]
         if not self.questions:
             raise UserError(
@@ -70,7 +71,7 @@ class TaskEnv(ToolEnv):
         """Score a result. Raises ValueError or TypeError if there is no valid score."""
         if isinstance(result, dict) and "reward" in result:
             self.outcome = _read_outcome(result)
-        elif score := self._score or fallback:
+        elif score := self.scorer or fallback:
             self.outcome = _read_outcome(score(self.task, result))
         else:
             raise ValueError(f"nothing scores {result!r:.100}: return {{'reward': …}}, or define reward(task, result)")

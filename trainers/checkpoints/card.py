@@ -39,6 +39,9 @@ def make_card(
     interface = {"tasks": kwargs["tasks"]} if "tasks" in kwargs else {}  # a mixture needs them
     interface |= select_interface(arguments["env_kwargs"])
     use = f" --env-kwargs {shlex.quote(json.dumps(interface, ensure_ascii=False))}" if interface else ""
+    # On the hub a folder has no state of the trainer, which says so otherwise.
+    acts = {name: arguments[name] for name in ("thinking", "max_new_tokens") if name in arguments["changed"]}
+    use += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in acts.items())
     what, command = "a [Gymnasium](https://gymnasium.farama.org) environment of text", "trainers.play"
     if env.endswith(".jsonl"):
         what, command = "a file of tasks for a program", f"trainers.evaluate --agent {shlex.quote(arguments['agent'])}"

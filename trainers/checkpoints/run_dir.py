@@ -8,7 +8,7 @@
 | checkpoint-N, best | `checkpoints.checkpoint` | arguments.json (`settings`) and README.md (`card`) are in each |
 | baselines.json | `lifecycle.setup` | at the start |
 | evaluation.md, learning_curve.png, summary.json | here | at the end |
-| report.html | `episodes.report.page` | with each checkpoint, after a signal, and at the end |
+| report.html | `episodes.report.page` | every minute, with each checkpoint, and at the end |
 | start; demonstrations.jsonl | `tiny.cold_start`; `imitation.demonstrations`, of sft | at the start |
 """
 

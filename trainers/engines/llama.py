@@ -69,7 +69,8 @@ class CastWeights:
                 is_plain = type(module) is torch.nn.Linear
                 if known := self._read(module) if is_plain or merges else []:
                     is_stacked = stacks and len(modules) > 1
-                    copies = known[0].dtype != dtype or (not is_plain and (module not in self._frozen or is_stacked))
+                    is_kept = is_plain or (module in self._frozen and not is_stacked)
+                    copies = any(x.dtype != dtype for x in known) or not is_kept
                     self._weights[module] = [x.detach().to(dtype, copy=copies) for x in known]
                     if copies:
                         self._copied.append(module)

@@ -129,6 +129,7 @@ def run_policy(
         causes += map(cause_of_failure, episodes)
         infos += [
             drop_recall(e.info, e.instance)
+            | ({"kind": name_kind(e.instance.get("kind") or {})} if e.failed else {})
             | {"tool_faults": e.tool_faults, "failed": e.failed, **count_invalid([t["invalid"] for t in e.turns])}
             for e in episodes
         ]
@@ -140,6 +141,7 @@ def run_policy(
     if recorder:
         recorder.lines = distributed.all_gather(recorder.lines)
     infos = distributed.all_gather(infos)
+    infos = complete(infos, [not info["failed"] for info in infos])
     stop_if_all_failed([info["failed"] for info in infos], distributed.all_gather(causes))
     return infos, distributed.all_gather(transcripts)
 
@@ -169,22 +171,24 @@ def run_script(
 
 
 def complete(infos: list[dict], finished: Sequence[bool]) -> list[dict]:
-    """Give episodes that a tool failure ended 0 for what all finished ones report as a number."""
-    names = [{name for name, value in info.items() if isinstance(value, int | float)} for info in infos]
+    """Give episodes that failed 0 for what all finished ones report as a number."""
+    names = [{name for name, value in info.items() if isinstance(value, int | float | np.number)} for info in infos]
     common = [own for own, done in zip(names, finished, strict=True) if done]
     nothing = dict.fromkeys(sorted(set.intersection(*common)) if common else (), 0.0)
     return [info if done else nothing | info for info, done in zip(infos, finished, strict=True)]
 
 
 def data_digest(env: ToolEnv) -> str:
-    """Return a fingerprint of a split's questions, of the corpus (unless it is too large or on a server), and of the file of a
-    task from outside of this suite; "" if there is none of them."""
+    """Return a fingerprint of a split's questions, of the corpus (unless it is too large or on a server), and of the files of a
+    task, format, context and reward from outside of this suite; "" if there is none of them."""
     if isinstance(env, MixtureEnv):
         return "".join(map(data_digest, env.tasks.values()))
-    code, task = b"", type(env.hosted.unwrapped if isinstance(env, HostedEnv) else env)
-    if not task.__module__.startswith(("agent_envs.", "trainers.")):
-        with suppress(TypeError, OSError):  # it was typed into a shell
-            code = Path(inspect.getfile(task)).read_bytes()
+    code, task = b"", env.hosted.unwrapped if isinstance(env, HostedEnv) else env
+    for part in (task, env.format, env.context, getattr(env, "scorer", None)):
+        kind = part if inspect.isroutine(part) else type(part)
+        if not kind.__module__.startswith(("agent_envs.", "trainers.", "functools", "builtins")):
+            with suppress(TypeError, OSError):  # it was typed into a shell
+                code += Path(inspect.getfile(kind)).read_bytes()
     if env.questions is None and not code:
         return ""
     found = hashlib.sha256(code + _ADDRESS.sub("", repr(env.questions)).encode())

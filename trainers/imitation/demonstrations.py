@@ -93,7 +93,7 @@ def sample(
     for start in range(0, len(questions), at_once):
         own = distributed.shard(questions[start : start + at_once])  # empty if there are fewer questions than processes
         run = partial(rollout, envs, policy, engine, questions=own, **options) if own else list
-        for episode in _run_together(run, lambda all: sum(t.failed for t in all) / len(all), outage_minutes):
+        for episode in _run_together(run, lambda all: sum(t.tool_faults > 0 for t in all) / len(all), outage_minutes):
             if not episode.failed:
                 yield Demonstration(
                     question=episode.turns[0]["observation"], rows=to_rows(episode.steps),

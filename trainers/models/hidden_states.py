@@ -38,8 +38,9 @@ def round_frozen(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()
     kept = set() if head is None else {*head.modules()}  # including the layers of its adapter
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear) and module not in kept and not module.weight.requires_grad:
-            module.to(torch.bfloat16)
+        for parameter in module.parameters(recurse=False) if isinstance(module, torch.nn.Linear) else ():
+            if module not in kept and not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def round_experts(model: PreTrainedModel) -> None:

@@ -151,8 +151,9 @@ def base_weight(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def joined_adapters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """Return A [r, in] and B [out, r] of all adapters of layers with a common input x, so that B A x is what these add to the
-    layers' joined outputs. [] if there is none, or one that is not plain LoRA."""
-    if not all(map(base_weight, modules)) or not any(hasattr(module, "base_layer") for module in modules):
+    layers' joined outputs. [] if there is none, one that is not plain LoRA, or one that trains biases too."""
+    known = [base_weight(module) for module in modules]
+    if not all(known) or any(own.requires_grad for one in known for own in one):
         return []
     down, up = list[torch.Tensor](), list[torch.Tensor]()
     for module in cast("Sequence[Any]", modules):

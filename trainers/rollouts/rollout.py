@@ -1,6 +1,7 @@
 """Roll out many episodes at once, in a vector of environments."""
 
 import math
+import warnings
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -35,7 +36,7 @@ def rollout(
 ) -> list[Trajectory]:
     """Roll out one episode in each environment to its end.
 
-    An episode also ends when the model's context has no room for another turn.
+    An episode also ends when the model's context has no room for another turn. Without room for the first one, it has failed.
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
@@ -59,7 +60,10 @@ def rollout(
             env.fits = partial(episode.has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
     turns = _Turns(envs, engine, timing or Timing(), params)
-    turns.submit(episodes, sum(len(episode.context) for episode in episodes))
+    for episode in episodes:
+        episode.check_room(engine.max_length)
+    running = [episode for episode in episodes if not episode.ended]
+    turns.submit(running, sum(len(episode.context) for episode in running))
     completions = turns.wait()
     while completions:
         actions: list[str | None] = [None] * envs.num_envs
@@ -95,7 +99,7 @@ class _Episode:
     ):  # fmt: skip
         self.number, self.policy, self.observation, self.ended = number, policy, observation, False
         self.recorder, self.instructions = EpisodeRecorder(env, info), info["instructions"]
-        self.format, self.tools = env.format, env.format.schemas()
+        self.format, self.tools, self.metric = env.format, env.format.schemas(), env.PRIMARY_METRIC
         policy.keep(self.format)
         self.sampled: list[int] = []
         self.context = policy.prompt_ids(self.instructions, observation, self.tools)
@@ -103,6 +107,18 @@ class _Episode:
             group=group, instance={"instance": instance, "sample": sample, **self.recorder.instance},
             messages=policy.prompt_messages(self.instructions, observation),
         )  # fmt: skip
+
+    def check_room(self, max_length: float) -> None:
+        """End the episode as failed if the model cannot read its first prompt."""
+        if len(self.context) >= max_length:
+            told = (
+                f"the first prompt has {len(self.context)} tokens, and the model reads {max_length:.0f} at most: take fewer or "
+                "shorter passages (k, max_chars), or another model"
+            )
+            self.ended = self.trajectory.failed = True
+            self.trajectory.info = {self.metric: 0.0}
+            self.trajectory.messages.append({"role": "error", "content": told})
+            warnings.warn(told, stacklevel=3)
 
     def record_sampled(self, completion: Completion, anchor: Hashable) -> str:
         """Record a sampled turn and return its text. `observe` adds its reward."""
@@ -146,7 +162,10 @@ class _Episode:
             return 0
         if "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a row of its own
             self.context = self.policy.prompt_ids(self.instructions, infos["context"][i], self.tools)
-            trajectory.messages += self.policy.prompt_messages(self.instructions, infos["context"][i])
+            messages = self.policy.prompt_messages(self.instructions, infos["context"][i])
+            if messages[0]["role"] != "system":  # as records mark where a row begins
+                messages.insert(0, {"role": "system", "content": ""})
+            trajectory.messages += messages
             return len(self.context)
         # The sampled ids stay as they are; the observation is encoded after them.
         messages = self.format.messages(observation)

@@ -34,10 +34,12 @@ def test_it_says_what_an_agent_needs_to_act_as_in_training():
     assert "--env AgentR1/HotpotQA-v0\n```" in card.make_card(ARGUMENTS, Path("none"), "best", None)
     tasks = {"tasks": {"AgentR1/MuSiQue-v0": 1, "AgentR1/NQ-v0": 1}, "k": 2}
     kwargs = json.dumps({"data": "/home/me/data", "holdout": 9} | tasks)
-    mixed = ARGUMENTS | {"env": "AgentR1/Mixture-v0", "env_kwargs": kwargs}
+    acts = {"thinking": "off", "max_new_tokens": 1024, "changed": ["thinking", "max_new_tokens"]}
+    mixed = ARGUMENTS | {"env": "AgentR1/Mixture-v0", "env_kwargs": kwargs} | acts
     written = card.make_card(mixed, Path("none"), "best", None)
     assert len(ModelCard(written).data.datasets) == 2
-    assert f"play --checkpoint FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
+    told = f"--env-kwargs '{json.dumps(tasks)}' --thinking off --max-new-tokens 1024"
+    assert f"play --checkpoint FOLDER_OR_ID --env AgentR1/Mixture-v0 {told}\n" in written
 
 
 def test_its_command_repeats_the_run(tmp_path, monkeypatch):

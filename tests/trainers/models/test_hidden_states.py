@@ -8,6 +8,7 @@ import torch
 from family_models import build
 
 from trainers.engines.engine import generate
+from trainers.engines.llama import CastWeights
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.hidden_states import ForwardTokenMeter, recompute_activations, round_frozen
@@ -143,3 +144,21 @@ def test_frozen_layers_in_bfloat16_are_what_they_were_rounded_to_before(tokenize
     assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
     assert {kinds[n] for n in kinds if "base_layer" in n} == {torch.bfloat16}
     assert len(trainable_parameters(policy.model)) == 2 * 7 * 2
+
+
+def test_biases_that_an_adapter_trains_are_neither_rounded_nor_left_behind(tokenizers):
+    peft = pytest.importorskip("peft")
+    policy = build(tokenizers, "qwen2", width=256)
+    policy.model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", bias="lora_only"))
+    round_frozen(policy.model)
+    attention = policy.model.model.layers[0].self_attn
+    assert attention.q_proj.base_layer.weight.dtype == torch.bfloat16
+    assert attention.q_proj.base_layer.bias.dtype == torch.float32
+    weights = CastWeights(policy.model.model, torch.bfloat16, merges=True, stacks=True)
+    x = torch.ones(1, 256, dtype=torch.bfloat16)
+    with torch.no_grad():
+        before, bias = weights(0, "qkv", x)[0], attention.q_proj.base_layer.bias
+        bias += 1
+        weights.refresh()
+        after = weights(0, "qkv", x)[0]
+    assert torch.allclose(after - before, torch.ones(()).bfloat16(), atol=0.05)

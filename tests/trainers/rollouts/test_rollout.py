@@ -8,6 +8,7 @@ import pytest
 from agent_envs.context import make_context
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
+from trainers.rollouts.agent_rollout import cause_of_failure
 from trainers.rollouts.rollout import rollout
 from trainers.rollouts.statistics import episode_metrics
 from trainers.rollouts.timing import Timing
@@ -152,8 +153,10 @@ def test_a_rewritten_context_that_the_model_cannot_read_ends_its_episode(playing
     assert len(play()[0].steps) == 6
 
 
-def test_a_task_that_is_too_long_to_be_read_is_an_error(playing, recite):
+def test_of_a_task_that_is_too_long_to_be_read_nothing_is_learned(playing, recite):
     policy, engine = playing
     engine.max_length = 100
-    with pytest.raises(ValueError, match="and the model reads 100 at most: take fewer or shorter passages"):
-        rollout(recite([["x" * 200]]), policy, engine, seeds=[0], max_new_tokens=4)
+    long, short = rollout(recite([["x" * 200], ["y"]]), policy, engine, seeds=[0, 1], max_new_tokens=4)
+    assert long.failed and not long.steps and long.info == {"paid": 0.0}
+    assert "and the model reads 100 at most: take fewer or shorter passages" in cause_of_failure(long)
+    assert not short.failed and short.steps
