@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -62,7 +63,7 @@ class ToolVectorEnv(VectorEnv):
         if mask.shape != (self.num_envs,) or mask.dtype != bool:
             raise ValueError(f"reset_mask must be bool [{self.num_envs}], got {mask.dtype} {list(mask.shape)}")
         for name, values in options.items():
-            if np.shape(values)[:1] != (self.num_envs,):
+            if not isinstance(values, Sequence | np.ndarray) or len(values) != self.num_envs:
                 raise ValueError(f"option {name!r} must hold {self.num_envs} values, one per environment")
         infos: dict[int, dict[str, Any]] = {}
         for i in np.flatnonzero(mask).tolist():
@@ -175,17 +176,19 @@ def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
 
 def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
     """Make the entry point of a task for ``gymnasium.make_vec``."""
+    return partial(_make_vector, task)  # which can be pickled, as a part of the specification of environments
 
-    def make_vector(num_envs: int = 1, autoreset_mode: Any = "DISABLED", **kwargs: Any) -> ToolVectorEnv:
-        if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
-            raise gymnasium.error.Error("these environments come with their own vectorization")
-        if "max_episode_steps" in kwargs:
-            raise ValueError(
-                "max_episode_steps is not supported: use max_turns, so that the environment scores its last turn"
-            )
-        return ToolVectorEnv(lambda: make_task(task, kwargs), num_envs, autoreset_mode)
 
-    return make_vector
+def _make_vector(
+    task: type[ToolEnv], num_envs: int = 1, autoreset_mode: Any = "DISABLED", **kwargs: Any
+) -> ToolVectorEnv:
+    if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
+        raise gymnasium.error.Error("these environments come with their own vectorization")
+    if "max_episode_steps" in kwargs:
+        raise ValueError(
+            "max_episode_steps is not supported: use max_turns, so that the environment scores its last turn"
+        )
+    return ToolVectorEnv(lambda: make_task(task, kwargs), num_envs, autoreset_mode)
 
 
 def make_task(task: Callable[..., ToolEnv], arguments: dict[str, Any]) -> ToolEnv:

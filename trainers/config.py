@@ -283,7 +283,9 @@ def convert(kind: Any, value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy number
         value = value.item()
     if isinstance(value, str) and (kind is Path or Path in get_args(kind)):
-        return Path(value)
+        value = Path(value)
+    if isinstance(value, Path):
+        value = value.expanduser()  # shells do not in --out=~/run
     return str(value) if isinstance(value, Path | int) and kind in (str, str | None) else value
 
 
@@ -348,7 +350,7 @@ def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
     """
     path = find_config(name)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
     wanted = values.pop("algorithm", algorithm)

@@ -199,7 +199,7 @@ class _Evaluation:
         args = self.args
         self._writer.close()
         for name in (EPISODES_FILE, TOKENS_FILE):
-            if (self._unfinished / name).exists():  # not if the disk was full
+            if not self._writer.failed:  # else earlier ones stay whole
                 durable.publish(self._unfinished / name, args.out / name)
         result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
         result["settings"] = {"env_kwargs": args.env_kwargs}  # for `agent_envs replay`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import gymnasium
 
@@ -42,9 +42,9 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
         if unknown != ["split"]:
             raise UserError(f"{id}: {error}") from error
         raise UserError(f"{id} has a vector of its own, which knows no split: {advice}") from error
-    if not isinstance(envs.unwrapped, ToolVectorEnv):
-        raise UserError(f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: {advice}")
-    return cast(ToolVectorEnv, envs)  # a wrapper passes on what it is asked for
+    if not isinstance(envs, ToolVectorEnv):
+        raise UserError(f"{id} has a vector of its own, {type(envs).__name__}: {advice}")
+    return envs
 
 
 def make_engine(

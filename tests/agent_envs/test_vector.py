@@ -1,19 +1,22 @@
 """ToolVectorEnv: the serial environments, with one batched search a step."""
 
 import itertools
+import pickle
 from unittest import mock
 
 import gymnasium
 import numpy as np
 import pytest
-from broken_envs import Digit
+from broken_envs import Digit, registered
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import TurnOutcome
-from agent_envs.vector import ToolVectorEnv, _gather_infos, info_of
+from agent_envs.vector import ToolVectorEnv, _gather_infos, info_of, vector_entry_point
+from trainers.factory import make_envs
+from trainers.runtime.errors import UserError
 
 ID = "AgentR1/MiniWiki-Easy-v0"
 
@@ -188,3 +191,13 @@ def test_actions_of_environments_that_have_ended_are_warned_of(vector):
     vector.step([None] * 6)
     with pytest.warns(UserWarning, match=r"environment 2 has ended, .* autoreset_mode='NEXT_STEP'"):
         vector.step([None, None, "<answer>x</answer>", None, None, None])
+
+
+def test_an_environment_with_a_vector_of_ours_can_be_pickled_and_wrapped_vectors_are_refused():
+    with registered(Digit) as id:
+        spec = gymnasium.spec(id)
+        spec.vector_entry_point = vector_entry_point(Digit)
+        assert pickle.loads(pickle.dumps(gymnasium.make(id))).spec.id == id
+        spec.vector_entry_point = lambda **options: VectorWrapper(vector_entry_point(Digit)(**options))
+        with pytest.raises(UserError, match="VectorWrapper"):
+            make_envs(id, "{}", "train", 2)

@@ -119,7 +119,7 @@ def test_naive_rag_completes_an_answer_where_the_turn_has_none(turn, opening, ma
     policy = make_policy("subwords")
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     answer = envs.envs[0].questions[2].answer
-    for said in (f"{answer}</answer> and more", f" {answer}\nand more"):
+    for said in (f"{answer}</answer> and <answer>more</answer>", f" {answer}\nand more"):
         engine = Parrot(policy, turn, said)
         (row,) = naive_rag.run_naive_rag(envs, policy, engine, [2], 50)
         begun, completed = map(policy.tokenizer.decode, engine.prompts)

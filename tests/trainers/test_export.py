@@ -80,6 +80,15 @@ def test_a_template_that_its_public_base_has_otherwise_is_exported(base, tmp_pat
     assert load_policy(out).tokenizer.chat_template.endswith("{# mine #}")
 
 
+def test_odd_options_of_sampling_do_not_keep_a_model_from_being_exported(base, tmp_path):
+    odd = shutil.copytree(base, tmp_path / "odd")
+    options = json.loads((odd / "generation_config.json").read_text()) | {"temperature": 0.9, "top_p": 0.6}
+    (odd / "generation_config.json").write_text(json.dumps(options))  # without do_sample, which cannot be saved
+    saved = save(load_policy(odd), tmp_path / "checkpoint-4")
+    out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
+    assert "temperature" not in json.loads((out / "generation_config.json").read_text())
+
+
 def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
     policy = load_policy(base)
     saved = save(policy, tmp_path / "checkpoint-4")

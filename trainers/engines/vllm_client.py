@@ -105,7 +105,9 @@ class VLLMClient:
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-            tensors = {name: weight.to("cpu", self._dtype, copy=True).contiguous() for name, weight in weights}
+            # Vectors keep their precision: models hold some in float32, such as the corrections of a router.
+            kept = ((name, weight, self._dtype if weight.ndim > 1 else weight.dtype) for name, weight in weights)
+            tensors = {name: weight.to("cpu", dtype, copy=True).contiguous() for name, weight, dtype in kept}
             save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
             self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
 

@@ -69,6 +69,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
         self._files: list[Any] = []
+        self.failed = False  # the disk is full, or something like it
         with self._disk():
             Path(folder).mkdir(parents=True, exist_ok=True)
             for path in (Path(folder) / EPISODES_FILE, Path(folder) / TOKENS_FILE):
@@ -113,6 +114,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
             yield
         except OSError as error:
             print(f"Warning: episodes are no longer recorded: {error}", file=sys.stderr, flush=True)
+            self.failed = True
             self.close()
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from agent_envs.stopping import StopChecker
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tool_env import ToolEnv
@@ -42,6 +43,7 @@ class _OneSearch:
     def __init__(self, engine: Engine, policy: Policy, envs: Sequence[ToolEnv]):
         self._engine, self._policy, self._envs = engine, policy, envs
         self.max_length, self.processed = engine.max_length, engine.processed
+        self._cut = StopChecker(policy, envs[0].stop).cut
         self.reset()
 
     def reset(self) -> None:
@@ -94,10 +96,11 @@ class _OneSearch:
 
     def _complete(self, key: int, opening: list[int], completion: Completion) -> Completion:
         """Make the completed answer a turn. A text that no format closes ends with its line."""
-        tokens = opening + completion.tokens
-        if completion.finish_reason == "stop" and self._read(key, tokens).answer is not None:
+        whole = opening + completion.tokens  # the engine does not know of a thought that is closed in the opening
+        tokens = self._cut(whole)
+        if (completion.finish_reason == "stop" or tokens != whole) and self._read(key, tokens).answer is not None:
             return _as_completion(tokens)
-        said = self._policy.decode(completion.tokens).rpartition("<answer>")[2]
+        said = self._policy.decode(tokens[len(opening) :]).rpartition("<answer>")[2]
         try:
             return self._write(key, Turn(answer=re.split(r'</|\n|"\s*\}', said.strip())[0].strip()))
         except ValueError:  # the format cannot express it: it is empty or has tags in it

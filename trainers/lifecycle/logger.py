@@ -83,7 +83,10 @@ def _open_trackio(folder: Path, config: dict, resume_from: int) -> _Sink:
     import trackio
 
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-    run = trackio.init(project=project, name=folder.name, config=config, resume="allow" if resume_from else "never")
+    known = folder / "trackio_name"  # another one if the project has a run of this name already
+    name = known.read_text() if resume_from and known.is_file() else folder.name
+    run = trackio.init(project=project, name=name, config=config, resume="allow" if resume_from else "never")
+    known.write_text(run.name)
     return run.log, trackio.finish
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from agent_envs.data.local import cache_folder
@@ -33,13 +33,6 @@ _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown
 def is_gguf(path_or_id: str | Path) -> bool:
     """Whether a name is that of a GGUF file."""
     return str(path_or_id).lower().endswith(SUFFIX)
-
-
-def read_config(path_or_id: str | Path, **options: Any) -> PreTrainedConfig:
-    """Read the configuration of a model, also from a GGUF file, without its weights. Raises as `AutoConfig` does."""
-    if is_gguf(path_or_id):
-        return AutoConfig.from_pretrained(Path(path_or_id).parent, gguf_file=Path(path_or_id).name, **options)
-    return AutoConfig.from_pretrained(path_or_id, **options)
 
 
 def convert(path: str | Path, has_template: bool = False) -> Path:

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     FineGrainedFP8Config,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -106,7 +107,7 @@ def load_policy(
         if base:
             lora.add_saved_lora(model, path_or_id)
         if chat_template:
-            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8-sig")
     except (MemoryError, torch.OutOfMemoryError, UserError):
         raise
     except Exception as error:  # libraries raise various errors for damaged or foreign files
@@ -187,6 +188,10 @@ def _load_model(folder: str) -> PreTrainedModel:
         raise UserError(f"{folder} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
     if packed is not None:
         model._weight_conversions = None  # or they would be saved under the names of the packed ones
+    ids = {name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(
+        **ids
+    )  # its sampling is not that of training, and may be too odd to be saved
     for parameter in model.parameters():
         if parameter.is_floating_point():  # those that were packed come in bfloat16
             parameter.data = parameter.data.float()

@@ -59,7 +59,8 @@ def start_policy(args: Any, envs: ToolVectorEnv, run: Path | None = None) -> tup
         TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrator needs fails for too long.
     """
     with distributed.first_before_others():
-        kept = read(run / START) if run and args.resume else None
+        is_kept = run and (args.resume or (distributed.rank() and args.model == "tiny"))  # by the first process
+        kept = read(run / START) if run and is_kept else None
         policy, seconds = kept or _make_start(args, envs)
         if run and not kept and args.model == "tiny" and not distributed.rank():
             save(run / START, policy, seconds)

@@ -43,15 +43,17 @@ def test_a_line_that_is_none_does_not_keep_a_run_from_going_on(tmp_path, damage)
 
 
 class Hosted:
-    """Stands for both packages, of which this uses `init`, `log`, `finish` and the `id` of a run."""
+    """Stands for both packages, of which this uses `init`, `log`, `finish` and the `id` and `name` of a run."""
 
     __spec__ = True  # installed
 
     def __init__(self):
         self.id, self.inits, self.logged, self.finished = "abc", [], [], 0
+        self.name = ""
 
     def init(self, **arguments):
         self.inits.append(arguments)
+        self.name = arguments["name"].removesuffix("-2") + "-2"  # there is one of this name
         return self
 
     def log(self, metrics, step):
@@ -78,8 +80,10 @@ def test_hosted_sinks_get_the_same_numbers_and_a_resumed_run_keeps_its_identity(
     for sink in (trackio, wandb):
         assert sink.logged == [(0, {"em": 0.5}), (1, {"em": 0.5})]
         assert sink.finished == 2
-        named = [(call["project"], call["name"], call["config"]) for call in sink.inits]
-        assert named == [("agent-r1", "run-7", {"lr": 1e-3})] * 2
+        named = [(call["project"], call["config"]) for call in sink.inits]
+        assert named == [("agent-r1", {"lr": 1e-3})] * 2
+    assert [call["name"] for call in trackio.inits] == ["run-7", "run-7-2"]
+    assert [call["name"] for call in wandb.inits] == ["run-7", "run-7"]
     assert [call["resume"] for call in trackio.inits] == ["never", "allow"]
     assert [call["id"] for call in wandb.inits] == [None, "abc"]
     for name, value in (("TRACKIO_PROJECT", "towns"), ("WANDB_PROJECT", "towns"), ("WANDB_NAME", "first")):
